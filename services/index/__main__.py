@@ -17,7 +17,7 @@ from services.index.catalogue.replicas import Replicas
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalExecutor
 from services.index.ranking.encoding import QueryEncoder, Reranker
-from services.index.ranking.retrieval import Retrieval
+from services.index.ranking.stages import Retrieval, Stages
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
@@ -83,7 +83,8 @@ def build(settings: IndexSettings) -> GrpcServer:
     )
     follower = Follower(catalogue.follow, catalogue.report, settings.look_s, health.source("store"))
     reranker = Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s, max_queued=settings.max_queued)
-    retrieval = Retrieval(catalogue, batcher, executor, encoder, reranker, limits)
+    stages = Stages(batcher.search, executor.each, encoder.encode, reranker.rerank, asyncio.to_thread)
+    retrieval = Retrieval(catalogue, stages, limits)
     builder = Builder(store, catalogue, channel, limits, settings.builds)
 
     async def load() -> None:

@@ -10,8 +10,7 @@ from services.index import convert
 from services.index.building.builder import Builder
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.listing import Listing
-from services.index.ranking import convert as queries
-from services.index.ranking.retrieval import Retrieval
+from services.index.ranking.stages import Retrieval
 from services.kit.convert import deadline_s, opened_by, request_id
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, to_service_info
@@ -29,15 +28,15 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
         self._answers = convert.Answers(limits)
 
     async def Search(self, request: index_pb2.SearchRequest, context: Any) -> bytes:
-        query = queries.to_vector_query(request)
+        query = convert.to_vector_query(request)
         answer = await self._retrieval.search(query, deadline_s=deadline_s(context))
         items = len(query.vectors) * query.scope.k
-        return await self._answers.make(items, queries.to_search_response, answer, request.timings)
+        return await self._answers.make(items, convert.to_search_response, answer, request.timings)
 
     async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> bytes:
-        query = queries.to_text_query(request, request_id(context))
+        query = convert.to_text_query(request, request_id(context))
         answer = await self._retrieval.retrieve(query, deadline_s=deadline_s(context))
-        return await self._answers.make(len(query.texts) * query.scope.k, queries.to_retrieve_response, answer)
+        return await self._answers.make(len(query.texts) * query.scope.k, convert.to_retrieve_response, answer)
 
     async def GetPremises(self, request: index_pb2.GetPremisesRequest, _context: Any) -> bytes:
         found, generation = await self._listing.named(request.corpus, request.ids, request.generation)

@@ -6,6 +6,8 @@ the index, which keeps the rooms free of import circles.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.generation import Clause, Storage
 from services.kit.limits import Limits, check_count, check_k, check_texts
+from services.store.artifacts import Artifact
 
 Precision = Literal["float32", "float16", "int8"]
 
@@ -375,6 +378,52 @@ class BuildOptions:
     engines: EngineOptions = field(default_factory=EngineOptions)
     request_keep_s: float = 7 * 24 * 3600.0
     lexical: LexicalSettings = field(default_factory=LexicalSettings)
+
+
+Sameness = Literal["EXACT", "NORMALIZED"]
+BuildStage = Literal["RECEIVING", "INDEXING"]
+AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever)."""
+
+    corpus: str
+    request_id: str = ""
+    base_generation: str = ""
+    delete_ids: tuple[str, ...] = ()
+    activate: bool = False
+    resume_from: int = 0
+    sameness: Sameness = "EXACT"
+    space_id: str = ""
+    timeout_s: float | None = None
+
+    def fingerprint(self) -> dict[str, str]:
+        """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
+        deleted = json.dumps(sorted(self.delete_ids)).encode()
+        return {
+            "base_generation": self.base_generation,
+            "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
+            "sameness": self.sameness,
+            "space_id": self.space_id,
+        }
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """The progress of a build; the last one names the generation. `ack_level` holds for what `encoded` counts.
+
+    `durable` counts the streamed premises that a retry need not stream again.
+    """
+
+    received: int
+    encoded: int
+    ack_level: AckLevel = "RECEIVED"
+    durable: int = 0
+    generation: Artifact | None = None
+    is_last: bool = False
+    stage: BuildStage = "RECEIVING"
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,8 @@ class LocalModels:
         self,
         texts: Sequence[str],
         key: EncodeOptions,
-        *,
-        request_id: str = "",  # noqa: ARG002 -- there is no log
-        left_s: float | None = None,  # noqa: ARG002 -- nor a deadline
+        _request_id: str,  # there is no log
+        _left_s: float | None,  # nor a deadline
     ) -> Encoded:
         """Encodes texts one by one: their vectors do not depend on each other.
 
@@ -69,8 +68,7 @@ class LocalModels:
         query: TextQuery,
         hits: Sequence[SearchHits],
         premises: Sequence[Sequence[str]],
-        *,
-        left_s: float | None,  # noqa: ARG002 -- there is no deadline
+        _left_s: float | None,  # there is no deadline
     ) -> tuple[list[SearchHits], tuple[str, ...]]:
         """Re-ranks each text's hits by the cross-encoders that it names, or those of label `stable`; gives these, too.
 

@@ -20,9 +20,9 @@ from aeenc.errors import FailedPrecondition, NotFound
 from services.corpus.active import named_or_active
 from services.corpus.generation import open_generation
 from services.encoder.rollout.history import FILE, read_state
+from services.index import convert
 from services.index.catalogue.served import Explanations, ServedGeneration
-from services.index.ranking.alone import Alone, at_once, finished
-from services.index.ranking.convert import to_retrieve_response, to_text_query
+from services.index.ranking import alone
 from services.index.ranking.fusion import Prior
 from services.index.ranking.stages import Call, RetrievalResult, Stages
 from services.index.values import TextQuery
@@ -56,7 +56,7 @@ class LocalRetriever:
         self._store, self._models = store, models
         self._served: dict[tuple[str, str], ServedGeneration] = {}
         self._priors: dict[tuple[str, str], Prior] = {}
-        self._stages = Stages(Alone(), Alone(), models, models, at_once)
+        self._stages = Stages(alone.search, alone.each, models.encode, models.rerank, alone.at_once)
 
     def retrieve(
         self,
@@ -73,8 +73,8 @@ class LocalRetriever:
         opened, and no call goes to a canary. Explanations that the prior learns from are read once.
         """
         request = retrieve_request(corpus, texts, k, accepted, options)
-        answer = finished(self._answer(to_text_query(request)))
-        return Retrieved.of(to_retrieve_response(answer, AnswerRoom(sys.maxsize)))
+        answer = alone.finished(self._answer(convert.to_text_query(request)))
+        return Retrieved.of(convert.to_retrieve_response(answer, AnswerRoom(sys.maxsize)))
 
     async def _answer(self, query: TextQuery) -> RetrievalResult:
         started = time.perf_counter()

@@ -20,7 +20,7 @@ from services.corpus.generation import Generation, PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.exact import FlatIndex
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking.alone import Alone, at_once, finished
+from services.index.ranking import alone
 from services.index.ranking.fusion import POOL, Prior, with_pair_scores
 from services.index.ranking.stages import KEPT_SCORES, Call, Stages
 from services.index.values import ALL, FEATURES, VECTOR_FEATURES, Mode, Scope, SearchHits, TextQuery
@@ -102,7 +102,7 @@ class OutOfFold:
     def rankings(self, weights: Weights) -> Iterator[SearchHits]:
         """Yields the first POOL premises of each query, as Retrieve ranks them."""
         for call in (call for calls in self._calls for call in calls):
-            yield from finished(_ranked(_with(call, weights)))
+            yield from alone.finished(_ranked(_with(call, weights)))
 
     def learn(self, weights: Weights, names: Sequence[str] = FEATURES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
@@ -111,14 +111,14 @@ class OutOfFold:
         for n, calls in enumerate(self._calls):
             learned = fit([one for of in examples[:n] + examples[n + 1 :] for one in of], names)
             for call in calls:
-                rankings += finished(_ranked(_with(call, weights, names, learned)))
+                rankings += alone.finished(_ranked(_with(call, weights, names, learned)))
         return LearnedOrder(fit([one for of in examples for one in of], names), rankings)
 
     def _examples(self, fold: int, weights: Weights, names: Sequence[str]) -> list[Example]:
         """The features of each query's first premises, and which of them are gold."""
         examples = list[Example]()
         for call in self._calls[fold]:
-            ranked = finished(_ranked(_with(call, weights, names)))
+            ranked = alone.finished(_ranked(_with(call, weights, names)))
             gold = self._folds[fold].gold[len(examples) :]
             for row, hits in enumerate(ranked):
                 features = call.features(row, hits)
@@ -147,7 +147,7 @@ async def _ranked(call: Call) -> list[SearchHits]:
     """Goes through the stages of Retrieve after the first, which encodes."""
     nobody: Any = None  # no stage asks the encoder or a cross-encoder
     hits = list[SearchHits]()
-    for stage in Stages(Alone(), Alone(), nobody, nobody, at_once).of(call.query)[1:]:
+    for stage in Stages(alone.search, alone.each, nobody, nobody, alone.at_once).of(call.query)[1:]:
         hits = await stage(call, hits)
     return hits
 

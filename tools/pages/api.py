@@ -15,7 +15,7 @@ from services.corpus.moves import KEPT as MOVES_KEPT
 from services.encoder.batching.encoder import MAX_KEY_BYTES
 from services.index.building.folding import ID_BYTES, TAG_BYTES
 from services.index.catalogue.served import EXPLANATIONS_BYTES
-from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES, SEARCH_HIT_BYTES
+from services.index.ranking.stages import RETRIEVE_HIT_BYTES, SEARCH_HIT_BYTES
 from services.index.settings import IndexSettings
 from services.index.values import CLAUSES, ENSEMBLE
 from services.kit.calls.bounds import SHARE, WHOLE

@@ -12,13 +12,11 @@ and has been corrected. One that a Milvus searches is built like any other; its 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 from aeenc import errors
@@ -33,7 +31,7 @@ from services.corpus.generation import (
     write_premises,
 )
 from services.corpus.moves import check_same
-from services.index.building.folding import Folding, Sameness
+from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
 from services.index.building.journal import (
     FinishedBuild,
@@ -46,7 +44,7 @@ from services.index.building.journal import (
 from services.index.building.pipeline import BuildPipeline
 from services.index.building.vectors import BatchEncoder
 from services.index.catalogue.catalogue import Catalogue
-from services.index.values import REMOTE_ENGINES, BuildOptions
+from services.index.values import REMOTE_ENGINES, AckLevel, BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
 from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
@@ -54,55 +52,12 @@ from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
 
 log = logs.get(__name__)
-BuildStage = Literal["RECEIVING", "INDEXING"]
-AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 REPORT_S = 2.0
 FULL_DISK_REMEDY = (
     "free space and build again: with the same request_id it continues behind what was durable, "
     "without one it starts over"
 )
 PATIENCE_SHARE = 0.5  # of its caller's time, that a build waits at most for an encoder
-
-
-@dataclass(frozen=True)
-class BuildSpec:
-    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever)."""
-
-    corpus: str
-    request_id: str = ""
-    base_generation: str = ""
-    delete_ids: tuple[str, ...] = ()
-    activate: bool = False
-    resume_from: int = 0
-    sameness: Sameness = "EXACT"
-    space_id: str = ""
-    timeout_s: float | None = None
-
-    def fingerprint(self) -> dict[str, str]:
-        """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
-        deleted = json.dumps(sorted(self.delete_ids)).encode()
-        return {
-            "base_generation": self.base_generation,
-            "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
-            "sameness": self.sameness,
-            "space_id": self.space_id,
-        }
-
-
-@dataclass(frozen=True)
-class BuildProgress:
-    """The progress of a build; the last one names the generation. `ack_level` holds for what `encoded` counts.
-
-    `durable` counts the streamed premises that a retry need not stream again.
-    """
-
-    received: int
-    encoded: int
-    ack_level: AckLevel = "RECEIVED"
-    durable: int = 0
-    generation: Artifact | None = None
-    is_last: bool = False
-    stage: BuildStage = "RECEIVING"
 
 
 class Builder:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.sameness import normalized
+from services.index.values import Sameness
 from services.kit.limits import Limits
 
-Sameness = Literal["EXACT", "NORMALIZED"]
 ID_BYTES = 256
 SPLIT_BYTES = TAG_BYTES = 64
 TAGS = 256  # of a premise

@@ -167,11 +167,11 @@ class SearchBatcher:
         queries: NDArray[np.float32],
         k: int,
         selection: Selection,
-        *,
         effort: Effort = DEFAULT_EFFORT,
         deadline_s: float | None = None,
-        is_check: bool = False,
         timings: Timings | None = None,
+        *,
+        is_check: bool = False,
     ) -> list[SearchHits]:
         """Finds the k nearest premises of each query (n, dim); adds to `timings` how long it waited and was computed.
 

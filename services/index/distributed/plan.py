@@ -19,7 +19,6 @@ from pathlib import Path
 
 from aeenc.adapters.facts import Facts
 from services.corpus.generation import Storage, check_corpus_name
-from services.index.building.folding import Sameness
 
 FORMAT_VERSION = 1
 PART_BYTES = 32 * 1024 * 1024
@@ -37,7 +36,6 @@ class Plan:
     sources: tuple[str, ...]
     partitions: int
     shard_facts: int
-    sameness: Sameness
     text_bytes: int
     storage: Storage
     space_id: str
@@ -49,7 +47,6 @@ class Plan:
         facts: Facts,
         *,
         text_bytes: int,
-        sameness: Sameness = "EXACT",
         storage: Storage = "float32",
         space_id: str = "",
         part_bytes: int = PART_BYTES,
@@ -66,7 +63,6 @@ class Plan:
             tuple(f"{name} {info.st_size} {info.st_mtime}" for name, info in sizes.items()),
             max(1, -(-total // PARTITION_BYTES)),
             shard_facts,
-            sameness,
             text_bytes,
             storage,
             space_id,

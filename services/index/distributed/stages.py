@@ -24,7 +24,6 @@ from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
 from services.corpus.arrays import norms_of
 from services.corpus.generation import DTYPES, PremiseRecord
-from services.corpus.sameness import normalized
 from services.index.building.folding import Draft, Folding, check_premise
 from services.index.building.vectors import BatchEncoder
 from services.index.distributed.plan import POSITION_BITS, Plan
@@ -55,9 +54,8 @@ def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
     for place, fact in plan.parts[number].lines():
         check_premise(PremiseRecord(fact.id, fact.text, splits=fact.splits, tags=fact.tags), place, limits)
         position = number << POSITION_BITS | count
-        key = normalized(fact.text) if plan.sameness == "NORMALIZED" else fact.text
         line = json.dumps([position, fact.id, fact.text, fact.splits, fact.tags], ensure_ascii=False) + "\n"
-        facts[_hashed(key) % plan.partitions].append(line)
+        facts[_hashed(fact.text) % plan.partitions].append(line)
         row = id_digest(fact) + content_digest(fact) + position.to_bytes(8, "little")
         ids[_hashed(fact.id) % plan.partitions].append(row)
         count += 1
@@ -71,7 +69,7 @@ def fold(
 ) -> dict[str, Any]:
     """Folds a partition, whose facts and ids are these ranges of each part's. Raises InvalidArgument naming a fact."""
     _check_ids(plan, b"".join(work.slices(READ, IDS, ids)))
-    folding = Folding(Limits(text_bytes=plan.text_bytes), plan.sameness)
+    folding = Folding(Limits(text_bytes=plan.text_bytes))
     seen: set[str] = set()
     positions: list[int] = []
     for part in work.slices(READ, FACTS, facts):

@@ -447,7 +447,7 @@ class LexicalExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index-words")
 
     async def each(
-        self, rows: Sequence[int], work: Callable[[int], T], *, deadline: float | None = None
+        self, rows: Sequence[int], work: Callable[[int], T], deadline: float | None = None
     ) -> tuple[list[T], float, float]:
         """Runs `work` for each row. Returns the results in order, and the seconds that they waited and took.
 

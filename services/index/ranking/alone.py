@@ -12,48 +12,37 @@ from numpy.typing import NDArray
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.approximate import RemoteIndex
 from services.index.dense.batcher import BATCH_QUERIES, apart
-from services.index.values import DEFAULT_EFFORT, Effort, SearchHits, Selection, Timings
+from services.index.values import Effort, SearchHits, Selection, Timings
 
 T = TypeVar("T")
 
 
-class Alone:
-    """Searches by vectors and works by words at once, as the batcher and the executor do for many callers."""
+async def search(
+    served: ServedGeneration,
+    queries: NDArray[np.float32],
+    k: int,
+    selection: Selection,
+    effort: Effort,
+    _deadline_s: float | None,  # nobody waits behind this call
+    timings: Timings,
+) -> list[SearchHits]:
+    """Finds the k nearest premises of each query (n, dim), as the batcher does."""
+    assert not isinstance(served.index, RemoteIndex)  # opened without Milvus
+    started, found = time.perf_counter(), list[SearchHits]()
+    selection, excluded = apart(selection, k)
+    allowed = served.allowed(selection)
+    for start in range(0, len(queries), BATCH_QUERIES):
+        part = queries[start : start + BATCH_QUERIES]
+        for hits in served.index.steps(part, k + len(excluded), allowed, effort):
+            found += [one.without(excluded, k) for one in hits or ()]
+    timings.add(0.0, time.perf_counter() - started)
+    return found
 
-    async def search(
-        self,
-        served: ServedGeneration,
-        queries: NDArray[np.float32],
-        k: int,
-        selection: Selection,
-        *,
-        effort: Effort = DEFAULT_EFFORT,
-        deadline_s: float | None = None,  # noqa: ARG002 -- nobody waits behind this call
-        timings: Timings | None = None,
-    ) -> list[SearchHits]:
-        """Finds the k nearest premises of each query (n, dim)."""
-        assert not isinstance(served.index, RemoteIndex)  # opened without Milvus
-        started, found = time.perf_counter(), list[SearchHits]()
-        selection, excluded = apart(selection, k)
-        allowed = served.allowed(selection)
-        for start in range(0, len(queries), BATCH_QUERIES):
-            part = queries[start : start + BATCH_QUERIES]
-            for hits in served.index.steps(part, k + len(excluded), allowed, effort):
-                found += [one.without(excluded, k) for one in hits or ()]
-        if timings is not None:
-            timings.add(0.0, time.perf_counter() - started)
-        return found
 
-    async def each(
-        self,
-        rows: Sequence[int],
-        work: Callable[[int], T],
-        *,
-        deadline: float | None = None,  # noqa: ARG002 -- nobody waits behind this call
-    ) -> tuple[list[T], float, float]:
-        """Runs `work` for each row; gives the results and the seconds that they waited, none, and took."""
-        started = time.perf_counter()
-        return [work(row) for row in rows], 0.0, time.perf_counter() - started
+async def each(rows: Sequence[int], work: Callable[[int], T], _deadline: float | None) -> tuple[list[T], float, float]:
+    """Runs `work` for each row; gives the results and the seconds that they waited, none, and took."""
+    started = time.perf_counter()
+    return [work(row) for row in rows], 0.0, time.perf_counter() - started
 
 
 async def at_once(work: Callable[[], T]) -> T:

@@ -69,7 +69,7 @@ class QueryEncoder:
         self._queues: dict[tuple[EncodeOptions, bool], _Queue] = {}  # calls of several texts hold up none of one
 
     async def encode(
-        self, texts: Sequence[str], key: EncodeOptions, *, request_id: str = "", left_s: float | None = None
+        self, texts: Sequence[str], key: EncodeOptions, request_id: str = "", left_s: float | None = None
     ) -> Encoded:
         """Encodes texts; the caller has `left_s` seconds left.
 
@@ -203,7 +203,6 @@ class Reranker:
         query: TextQuery,
         hits: Sequence[SearchHits],
         premises: Sequence[Sequence[str]],
-        *,
         left_s: float | None,
     ) -> tuple[list[SearchHits], tuple[str, ...]]:
         """Re-ranks each text's hits and keeps the best k; returns the cross-encoders' versions as well.

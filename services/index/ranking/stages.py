@@ -1,4 +1,4 @@
-"""The stages of a Retrieve, each of which takes hits and returns better ones.
+"""Answers Search and Retrieve. A Retrieve goes through stages, each of which takes hits and returns better ones.
 
     encode ─► nearest ─► fuse with words ─► prior ─┬─► features ─► cross-encoder ─► k hits
                  ▲                                 │      (each only where the query asks for it)
@@ -13,11 +13,13 @@ threads) is given to them: in the index for many callers at once, in `services.l
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ from numpy.typing import NDArray
 from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from services.corpus.arrays import exact_scores
+from services.corpus.generation import Generation
+from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.served import ServedGeneration
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
 from services.index.ranking.fusion import (
@@ -41,61 +45,40 @@ from services.index.ranking.fusion import (
     rocchio_feedback,
     with_bonus,
 )
-from services.index.values import DEFAULT_EFFORT, WITHOUT_ENCODER, Effort, SearchHits, Selection, TextQuery, Timings
+from services.index.values import (
+    ALL,
+    WITHOUT_ENCODER,
+    Effort,
+    Explanation,
+    Scope,
+    SearchHits,
+    Selection,
+    TextQuery,
+    Timings,
+    VectorQuery,
+)
+from services.kit.limits import Limits
 
 T = TypeVar("T")
+ON_LOOP = 64  # ids or texts: looking them up takes about a millisecond
+SEARCH_HIT_BYTES = 7  # at least: an id of one letter with its two bytes of protobuf, and a float32
+RETRIEVE_HIT_BYTES = 13  # at least: a message of an id, a text and a score
+OPEN_PRIORS = 8
 KEPT_SCORES = 4_000_000  # by words, of all texts of a call together; beyond that, they are computed twice
 
 
-class VectorSearch(Protocol):
-    """Searches a generation by vectors: `SearchBatcher`, or one caller's own thread."""
-
-    async def search(
-        self,
-        served: ServedGeneration,
-        queries: NDArray[np.float32],
-        k: int,
-        selection: Selection,
-        *,
-        effort: Effort = DEFAULT_EFFORT,
-        deadline_s: float | None = None,
-        timings: Timings | None = None,
-    ) -> list[SearchHits]:
-        """Finds the k nearest premises of each query (n, dim)."""
-
-
-class WordWork(Protocol):
-    """Runs the work by words of each text; gives the results, and the seconds that they waited and took."""
-
-    async def each(
-        self, rows: Sequence[int], work: Callable[[int], T], *, deadline: float | None = None
-    ) -> tuple[list[T], float, float]:
-        """Runs `work` for each row."""
-
-
-class TextEncoding(Protocol):
-    """Encodes the texts of queries."""
-
-    async def encode(
-        self, texts: Sequence[str], key: EncodeOptions, *, request_id: str = "", left_s: float | None = None
-    ) -> Encoded:
-        """Encodes texts; the caller has `left_s` seconds left."""
-
-
-class PairReranking(Protocol):
-    """Re-ranks by cross-encoders."""
-
-    async def rerank(
-        self,
-        query: TextQuery,
-        hits: Sequence[SearchHits],
-        premises: Sequence[Sequence[str]],
-        *,
-        left_s: float | None,
-    ) -> tuple[list[SearchHits], tuple[str, ...]]:
-        """Re-ranks each text's hits and keeps the best k; returns the cross-encoders' versions as well."""
-
-
+# What computes for the stages, by their arguments.
+Search = Callable[  # the k nearest premises of queries (n, dim), found in so many seconds, which the timings add up
+    [ServedGeneration, NDArray[np.float32], int, Selection, Effort, float | None, Timings], Awaitable[list[SearchHits]]
+]
+Each = Callable[  # the work by words of each text until a time of time.monotonic(), the seconds that it waited and took
+    [Sequence[int], Callable[[int], SearchHits], float | None], Awaitable[tuple[list[SearchHits], float, float]]
+]
+Encode = Callable[[Sequence[str], EncodeOptions, str, float | None], Awaitable[Encoded]]  # a request id, seconds left
+Rerank = Callable[  # hits and their texts, seconds left; the best k, and the cross-encoders' versions
+    [TextQuery, Sequence[SearchHits], Sequence[Sequence[str]], float | None],
+    Awaitable[tuple[list[SearchHits], tuple[str, ...]]],
+]
 InThread = Callable[[Callable[[], T]], Awaitable[T]]
 
 
@@ -224,15 +207,8 @@ Stage = Callable[[Call, list[SearchHits]], Awaitable[list[SearchHits]]]
 class Stages:
     """Makes the hits of a call by stages. `in_thread` runs work that reads from disk."""
 
-    def __init__(
-        self,
-        search: VectorSearch,
-        words: WordWork,
-        encoder: TextEncoding,
-        reranker: PairReranking,
-        in_thread: InThread[Any],
-    ) -> None:
-        self._search, self._words, self._encoder, self._reranker = search, words, encoder, reranker
+    def __init__(self, search: Search, each: Each, encode: Encode, rerank: Rerank, in_thread: InThread[Any]) -> None:
+        self.search, self._each, self._encode_texts, self._rerank_pairs = search, each, encode, rerank
         self._in_thread = in_thread
 
     async def answer(self, call: Call, started: float) -> RetrievalResult:
@@ -284,7 +260,7 @@ class Stages:
         options = EncodeOptions(
             "query", query.label, query.version, space_id, query.truncate, query.precision, None, query.routing_key
         )
-        encoded = await self._encoder.encode(texts, options, request_id=query.request_id, left_s=call.left_s)
+        encoded = await self._encode_texts(texts, options, query.request_id, call.left_s)
         call.served.check_vectors(encoded.vectors, encoded.space_id)
         call.encoded, call.version, call.precision = encoded.vectors, encoded.model_version, encoded.precision
         if query.accepted:
@@ -305,15 +281,8 @@ class Stages:
         found: dict[int, SearchHits] = {}
         for width in sorted(set(widths)):
             rows = [row for row, wanted in enumerate(widths) if wanted == width]
-            hits = await self._search.search(
-                call.served,
-                call.vectors[rows],
-                width,
-                call.selection,
-                effort=call.query.effort,
-                deadline_s=call.left_s,
-                timings=call.timings,
-            )
+            vectors, effort = call.vectors[rows], call.query.effort
+            hits = await self.search(call.served, vectors, width, call.selection, effort, call.left_s, call.timings)
             found |= dict(zip(rows, hits, strict=True))
         return [found[row].without(out, k) for row, out in enumerate(call.left_out)]
 
@@ -385,12 +354,95 @@ class Stages:
 
         texts = await self._in_thread(read)
         started = time.perf_counter()
-        ranked, call.reranked_by = await self._reranker.rerank(call.query, hits, texts, left_s=call.left_s)
+        ranked, call.reranked_by = await self._rerank_pairs(call.query, hits, texts, call.left_s)
         call.timings.encode_s += time.perf_counter() - started
         return ranked
 
     async def _in_executor(self, call: Call, work: Callable[[int], SearchHits]) -> list[SearchHits]:
         """Runs `work` for each text in the executor."""
-        hits, queue_s, compute_s = await self._words.each(range(len(call.query.texts)), work, deadline=call.deadline)
+        hits, queue_s, compute_s = await self._each(range(len(call.query.texts)), work, call.deadline)
         call.timings.add(queue_s, compute_s)
         return hits
+
+
+class Retrieval:
+    """Answers Search and Retrieve. Search calls no other service; only ranking texts by vectors needs the encoder."""
+
+    def __init__(self, catalogue: Catalogue, stages: Stages, limits: Limits) -> None:
+        self._catalogue, self._stages, self._limits = catalogue, stages, limits
+        self._priors: OrderedDict[tuple[str, str], tuple[Sequence[Explanation], asyncio.Future[Prior]]] = OrderedDict()
+
+    async def search(self, query: VectorQuery, *, deadline_s: float | None = None) -> RetrievalResult:
+        """Finds the nearest premises of each vector.
+
+        Raises InvalidArgument for a bad scope or vector, SpaceMismatch for another space, NotFound, Overloaded.
+        """
+        started = time.perf_counter()
+        query.check(self._limits)
+        served = await self._served(query.scope)
+        served.check_vectors(query.vectors, query.space_id)
+        query.check_unit()
+        check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
+        selection, timings = await select(served, query.scope), Timings()
+        hits = await self._stages.search(
+            served, query.vectors, query.scope.k, selection, query.effort, deadline_s, timings
+        )
+        timings.total_s = time.perf_counter() - started
+        return RetrievalResult(hits, served, timings, *served.unknown(query.scope))
+
+    async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
+        """Finds the premises that best explain each text.
+
+        Raises what `search` and the encoder raise, FailedPrecondition when the corpus has no explanations or lexical
+        index, Unimplemented when there is no cross-encoder, Unavailable naming an encoder that does not answer.
+        """
+        started = time.perf_counter()
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        query.check(self._limits)
+        served = await self._served(query.scope)
+        check_answer(len(query.texts), query.depth, served.rows, RETRIEVE_HIT_BYTES, self._limits)
+        prior = await self._prior(served.generation) if query.prior else None
+        selection = await select(served, query.scope)
+        looked_up = len(query.texts) + sum(map(len, query.accepted))
+        call = await _off_loop(looked_up, lambda: Call.of(query, served, selection, deadline, prior))
+        return await self._stages.answer(call, started)
+
+    async def _served(self, scope: Scope) -> ServedGeneration:
+        open_ = self._catalogue.open.find(scope.corpus, scope.generation)
+        return open_ or await self._catalogue.resolve(scope.corpus, scope.generation)
+
+    async def _prior(self, generation: Generation) -> Prior:
+        """Returns the prior over a generation, made once for all who wait for it, until the explanations change."""
+        explanations, key = await self._catalogue.explanations.of(generation.corpus), (generation.corpus, generation.id)
+        known = self._priors.get(key)
+        if known is None or known[0] is not explanations or (known[1].done() and known[1].exception()):
+            making = asyncio.to_thread(Prior.over, explanations, generation.ordinal_by_id)
+            known = self._priors[key] = explanations, asyncio.ensure_future(making)
+        self._priors.move_to_end(key)
+        while len(self._priors) > OPEN_PRIORS:
+            self._priors.popitem(last=False)
+        return await asyncio.shield(known[1])
+
+
+def check_answer(texts: int, k: int, rows: int, hit_bytes: int, limits: Limits) -> None:
+    """Refuses a call whose answer cannot fit a message: each of its hits takes at least `hit_bytes`.
+
+    Of a call that re-ranks, `k` is how many it re-ranks: memory holds these for every text.
+    """
+    hits, most = texts * min(k, rows), limits.message_bytes // hit_bytes
+    if hits > most:
+        raise errors.TooLarge(
+            f"{texts:,} queries of {k:,} premises each are {hits:,} hits, and an answer of {limits.message_bytes:,} "
+            f"bytes holds at most {most:,}; ask for fewer at once, for a smaller k, or re-rank fewer"
+        )
+
+
+async def select(served: ServedGeneration, scope: Scope) -> Selection:
+    """Turns a scope into a selection; looks long lists of ids up off the event loop."""
+    if not (scope.splits or scope.exclude_ids or scope.only_ids or scope.before_id or scope.clauses):
+        return ALL
+    return await _off_loop(len(scope.exclude_ids) + len(scope.only_ids), lambda: served.select(scope))
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= ON_LOOP else await asyncio.to_thread(work)

@@ -12,7 +12,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.building import journal
-from services.index.building.builder import BuildSpec
+from services.index.values import BuildSpec
 from services.store.objects import Bucket, CachedStore
 from support.waiting import until
 from support.worlds.index_world import PREMISES, VERSION, broken_build, files_of, premise, raises, works

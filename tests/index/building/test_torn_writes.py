@@ -18,8 +18,8 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of, open_generation
-from services.index.building.builder import BuildSpec
 from services.index.building.journal import Journal, finished_build
+from services.index.values import BuildSpec
 from services.store.artifacts import ArtifactStore
 from support.torn_disk import State, TornDisk
 from support.worlds.index_world import FACTS, premise

@@ -97,16 +97,15 @@ def commanded(encoder: Any, artifact_store: ArtifactStore, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("engines", [EngineOptions(), EngineOptions("ivf", storage="float16", recall=0.5)])
-@pytest.mark.parametrize("sameness", ["EXACT", "NORMALIZED"])
 async def test_the_generation_is_that_of_a_build_from_a_stream(
-    serve: Any, built: Any, source: Any, sameness: str, engines: EngineOptions, tmp_path: Path
+    serve: Any, built: Any, source: Any, engines: EngineOptions, tmp_path: Path
 ):
     facts = source()
     (tmp_path / "work/read").mkdir(parents=True)
     (tmp_path / "work/read/.000000.facts.left").touch()
     async with serve(engine=engines.engine, storage=engines.storage, recall=engines.recall, build_threads=1) as index:
-        streamed = await index.client.build("c", facts, fold_similar=sameness == "NORMALIZED", activate=False)
-        found = await built(facts, engines=engines, sameness=sameness)
+        streamed = await index.client.build("c", facts, activate=False)
+        found = await built(facts, engines=engines)
         assert found.artifact.id == streamed.id, "the id is a hash of all files"
         assert (found.facts, found.premises) == (len(FACTS), streamed.premises)
         assert streamed.premises < len(FACTS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aeenc.calls.encoding import Encoded
+from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.values import Timings
 from services.corpus.generation import Generation, PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
@@ -24,7 +26,7 @@ from services.index.dense.exact import FlatIndex
 from services.index.lexical.bm25 import COVERED, LexicalExecutor, LexicalIndex
 from services.index.ranking import fusion, stages
 from services.index.ranking.fusion import Prior
-from services.index.ranking.retrieval import Retrieval
+from services.index.ranking.stages import Retrieval, Stages
 from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, Scope, SearchHits, TextQuery
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
@@ -68,7 +70,7 @@ class World:
         return cls(rows, vectors, [Explanation(*one) for one in told], asked, _unit(rng.normal(size=(4, 5))))
 
     async def answer(self, query: TextQuery) -> list[SearchHits]:
-        async def encode(texts: list[str], *_: Any, left_s: float | None, **__: Any) -> Encoded:
+        async def encode(texts: Sequence[str], _key: EncodeOptions, _id: str, left_s: float | None) -> Encoded:
             assert left_s is not None
             assert 40 < left_s <= 50
             assert texts == [
@@ -83,14 +85,12 @@ class World:
         catalogue: Any = SimpleNamespace(
             open=SimpleNamespace(find=lambda *_: self.served), explanations=SimpleNamespace(of=explanations)
         )
-        encoder: Any = SimpleNamespace(encode=encode)
         nobody: Any = None
         started = time.perf_counter()
         with closing(SearchBatcher()) as batcher, closing(LexicalExecutor()) as executor:
             batcher.start()
-            found = await Retrieval(catalogue, batcher, executor, encoder, nobody, Limits(k=50)).retrieve(
-                query, deadline_s=50
-            )
+            made = Stages(batcher.search, executor.each, encode, nobody, asyncio.to_thread)
+            found = await Retrieval(catalogue, made, Limits(k=50)).retrieve(query, deadline_s=50)
         assert (found.version, found.precision) == (("", "") if "LEXICAL" in query.mode else ("q", "float32"))
         timings = found.timings
         assert (timings.encode_s > 0) == ("LEXICAL" not in query.mode)

@@ -11,7 +11,7 @@ import pytest
 
 from aeenc import errors, vectors
 from aeenc.v1 import index_pb2, types_pb2
-from services.index.ranking.retrieval import RETRIEVE_HIT_BYTES, check_answer
+from services.index.ranking.stages import RETRIEVE_HIT_BYTES, check_answer
 from services.index.values import CLAUSES
 from services.kit.limits import Limits
 from support.worlds.index_world import SPACE, premise, raises, vector_of

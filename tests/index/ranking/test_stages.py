@@ -17,7 +17,7 @@ from aeenc.calls.encoding import Encoded, EncodeOptions, Scored
 from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking import retrieval, stages
+from services.index.ranking import stages
 from services.index.ranking.encoding import TEXTS_A_CALL, TOGETHER, WINDOW, QueryEncoder, Reranker
 from services.index.ranking.fusion import Prior, fuse
 from services.index.values import Explanation, Scope, SearchHits, TextQuery
@@ -156,7 +156,7 @@ async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanation
 async def test_the_priors_that_were_wanted_last_are_kept(index, monkeypatch):
     made, make = [], Prior.over
     monkeypatch.setattr(Prior, "over", staticmethod(lambda told, known: made.append(told[0].text) or make(told, known)))
-    monkeypatch.setattr(retrieval, "OPEN_PRIORS", 2)
+    monkeypatch.setattr(stages, "OPEN_PRIORS", 2)
     for corpus in "abc":
         await index.client.build(corpus, facts())
         await index.client.put_explanations(corpus, [(corpus, ["f1"])])
