@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from aeenc import errors
@@ -21,22 +21,21 @@ async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     So a lock that is held around the call is held as long as the work goes on.
     """
-    task = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
-    await finish(task)
-    return task.result()
+    return await finish(asyncio.to_thread(work, *args, **kwargs))
 
 
-async def finish(task: asyncio.Task[Any]) -> None:
-    """Waits until a task has ended, however often the waiting task is cancelled meanwhile."""
-    cancelled = False
+async def finish(work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
+    """Waits until work has ended, however often the waiting task is cancelled meanwhile, and returns its result."""
+    task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled = True
-    task.result()
+    result = task.result()
     if cancelled:
         raise asyncio.CancelledError
+    return result
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -154,9 +154,7 @@ class Builder:
             pipeline.file.largest_norm,
             self._options.lexical,
         )
-        publishing = asyncio.create_task(self._publish(spec, pipeline, engine))
-        await finish(publishing)  # a cancelled call publishes on disk and in memory or not at all
-        artifact = publishing.result()
+        artifact = await finish(self._publish(spec, pipeline, engine))  # cancelled: on disk and in memory, or neither
         if artifact.meta["engine"] in REMOTE_ENGINES:
             try:
                 await self._catalogue.prepare(spec.corpus, artifact.id)
@@ -172,11 +170,20 @@ class Builder:
         return artifact
 
     def _write(self, spec: BuildSpec, pipeline: BuildPipeline, engine: dict[str, Any]) -> Artifact:
+        """Commits and uploads. If that fails, and no journal is kept for a retry, what was committed goes."""
         # announced before it can be seen: no kill leaves a generation that its request does not know
         assert pipeline.file is not None
         meta = pipeline.file.meta(spec.corpus, pipeline.batches.space_id, pipeline.batches.version, **engine)
         artifact = pipeline.writer.commit(meta, id_prefix="g", announce=pipeline.announce)
-        return self._push(spec, pipeline, artifact)
+        folder = folder_of(spec.corpus)
+        try:
+            return self._store.push(folder, artifact.id)
+        except Exception:
+            is_ours = pipeline.writer.has_placed and self._store.awaits_push(folder, artifact.id)
+            if is_ours and not pipeline.durable:  # without a journal nobody knows it
+                with suppress(OSError):
+                    remove_directory(artifact.path)
+            raise
 
     async def _build_anew(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -236,18 +243,6 @@ class Builder:
                 yield _progress(pipeline)
         except errors.FailedPrecondition:  # the encoder's; the premises are still good
             await pipeline.forget_vectors()
-            raise
-
-    def _push(self, spec: BuildSpec, pipeline: BuildPipeline, artifact: Artifact) -> Artifact:
-        """Uploads what was committed. If that fails, and no journal is kept for a retry, it goes: nobody knows it."""
-        folder = folder_of(spec.corpus)
-        try:
-            return self._store.push(folder, artifact.id)
-        except Exception:
-            is_ours = pipeline.writer.has_placed and self._store.awaits_push(folder, artifact.id)
-            if is_ours and not pipeline.durable:
-                with suppress(OSError):
-                    remove_directory(artifact.path)
             raise
 
     def _batches(self, spec: BuildSpec, space_id: str, version: str) -> BatchEncoder:

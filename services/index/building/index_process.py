@@ -79,12 +79,11 @@ async def index_generation(
     started = time.monotonic()
     starting = asyncio.create_task(asyncio.to_thread(_start, options.threads))
     try:
-        await finish(starting)
+        process = await finish(starting)
     except asyncio.CancelledError:
         starting.result().kill()
         await run_in_thread(starting.result().communicate)  # closes its pipes and waits for it
         raise
-    process = starting.result()
     answer = asyncio.ensure_future(asyncio.to_thread(_ask, process, request))
     try:
         plan, words = await asyncio.shield(answer)

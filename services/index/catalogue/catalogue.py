@@ -111,7 +111,7 @@ class Catalogue:
         Each corpus is followed by itself: one that takes longer than `patience_s` goes on, and holds up no other.
         """
         unsettled = {*self._damaged, *self._failed, *self._following}
-        seen: dict[str, Look | errors.AeencError] = {}
+        seen: dict[str, Look | None] = {}
         with suppress(*([] if self._corpora else [FileNotFoundError])):  # there may be none yet
             seen = await asyncio.to_thread(self._looks.changed, self.open.active, unsettled)
         tasks = [self._start_to_follow(corpus, look) for corpus, look in seen.items() if corpus not in self._following]
@@ -184,9 +184,7 @@ class Catalogue:
                 candidate = await self._opened(corpus, generation_id, hashed=True)
                 await check_by_searching(self._batcher, candidate)
                 artifact = candidate.generation.artifact
-            moved = asyncio.create_task(self._move(corpus, candidate, expected, request))
-            await finish(moved)  # a cancelled call moves both or none
-        move = moved.result()
+            move = await finish(self._move(corpus, candidate, expected, request))  # a cancelled call moves both or none
         return Activation(artifact, move.previous or None, await self.reached(corpus, move))
 
     async def reached(self, corpus: str, move: Move) -> tuple[ReplicaState, ...]:
@@ -216,9 +214,8 @@ class Catalogue:
             await self.check_known(corpus)
             await self._follow_now(corpus)
             check = partial(self._check_unused, corpus, generation_id, despite)
-            removed = asyncio.create_task(self._remove(corpus, generation_id, check, request))
-            await finish(removed)
-        return await self.reached(corpus, removed.result())
+            move = await finish(self._remove(corpus, generation_id, check, request))
+        return await self.reached(corpus, move)
 
     async def explain(
         self, corpus: str, explanations: Iterable[Explanation], *, replace: bool
@@ -318,7 +315,9 @@ class Catalogue:
 
     async def _remove(self, corpus: str, generation_id: str, check: Check, request: MoveRequest) -> Move:
         self.open.pinned.pop((corpus, generation_id), None)
-        move, left = await asyncio.to_thread(self._delete, corpus, generation_id, check, request)
+        move = await asyncio.to_thread(delete_inactive, self._store, corpus, generation_id, check, request)
+        await asyncio.to_thread(self.holds.drop, corpus, generation_id)
+        left = await asyncio.to_thread(self._store.list, folder_of(corpus))
         self.open.pinned.pop((corpus, generation_id), None)
         if not left:
             self._corpora.discard(corpus)
@@ -326,19 +325,13 @@ class Catalogue:
             self._advance(corpus, move.number)
         return move
 
-    def _delete(self, corpus: str, generation_id: str, check: Check, request: MoveRequest) -> tuple[Move, list[str]]:
-        """Deletes a generation with its holds, and returns the move and what is left."""
-        move = delete_inactive(self._store, corpus, generation_id, check, request)
-        self.holds.drop(corpus, generation_id)
-        return move, self._store.list(folder_of(corpus))
-
     def _recorded(self, corpus: str) -> Move:
         """The last move in the store; number 0 also when nobody can read it."""
         with suppress(errors.DataLoss):
             return latest_move(self._store, corpus)
         return Move()
 
-    def _start_to_follow(self, corpus: str, seen: Look | errors.AeencError | None = None) -> asyncio.Task[None]:
+    def _start_to_follow(self, corpus: str, seen: Look | None = None) -> asyncio.Task[None]:
         task = self._following[corpus] = asyncio.create_task(self._follow(corpus, seen))
         task.add_done_callback(lambda _: self._following.pop(corpus, None))
         return task
@@ -354,7 +347,7 @@ class Catalogue:
                 return
         await asyncio.shield(self._start_to_follow(corpus))
 
-    async def _follow(self, corpus: str, seen: Look | errors.AeencError | None = None, *, is_new: bool = False) -> None:
+    async def _follow(self, corpus: str, seen: Look | None = None, *, is_new: bool = False) -> None:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
 
         A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
@@ -372,9 +365,7 @@ class Catalogue:
                 self._set_damaged(corpus, problem)
                 self._tell()
 
-    async def _follow_to(self, corpus: str, look: Look | errors.AeencError, *, is_new: bool) -> None:
-        if isinstance(look, errors.AeencError):
-            raise look
+    async def _follow_to(self, corpus: str, look: Look, *, is_new: bool) -> None:
         self._keep_known(corpus, look.ids)
         if not look.ids and not look.move.number:
             return  # nobody knows it

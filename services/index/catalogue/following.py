@@ -65,38 +65,36 @@ class Looks:
         self._unchanged: dict[str, tuple[Stamp, float]] = {}  # since when, by time.monotonic()
         self._settled: dict[str, Stamp] = {}
 
-    def at(self, corpus: str, serving: ServedGeneration | None) -> Look | errors.AeencError:
-        """Looks at one corpus, or tells why nobody can."""
-        try:
-            folder = folder_of(corpus)
-            move = latest_move(self._store, corpus)
-            ids = self._store.list(folder)  # after the move: without what it has deleted
-            is_replaced = serving is not None and serving.id in ids and not serving.stands
-            return Look(move, ids, self._is_due(corpus) and self._store.has_deleted(folder), is_replaced)
-        except OSError as error:
-            return unreadable(error)
-        except errors.AeencError as error:
-            return error
+    def at(self, corpus: str, serving: ServedGeneration | None) -> Look:
+        """Looks at one corpus. Raises DataLoss, NewerFormat, Unavailable or OSError where nobody can."""
+        folder = folder_of(corpus)
+        move = latest_move(self._store, corpus)
+        ids = self._store.list(folder)  # after the move: without what it has deleted
+        is_replaced = serving is not None and serving.id in ids and not serving.stands
+        return Look(move, ids, self._is_due(corpus) and self._store.has_deleted(folder), is_replaced)
 
-    def changed(
-        self, active: Mapping[str, ServedGeneration], unsettled: Collection[str]
-    ) -> dict[str, Look | errors.AeencError]:
-        """Looks at all corpora that may have changed since they were followed; those `unsettled` may have.
+    def changed(self, active: Mapping[str, ServedGeneration], unsettled: Collection[str]) -> dict[str, Look | None]:
+        """Looks at all corpora that may have changed since they were followed; None: to look again says why not.
+
+        Those `unsettled` may have changed.
 
         Raises FileNotFoundError when there is none.
         """
-        found = {}
+        found = dict[str, Look | None]()
         corpora = corpora_of(self._store)
         for corpus in corpora:
             stamp, serving = self._stamp(corpus), active.get(corpus)
             if stamp is not None and self._settled.get(corpus) == stamp and corpus not in unsettled:
                 continue
             is_due = self._is_due(corpus)
-            found[corpus] = look = self.at(corpus, serving)
+            look = None
+            with suppress(errors.AeencError, OSError):
+                look = self.at(corpus, serving)
+            found[corpus] = look
             before, since = self._unchanged.get(corpus, (None, 0.0))
             if stamp is None or stamp != before or corpus in unsettled:
                 self._unchanged[corpus] = stamp or (), time.monotonic()
-            elif isinstance(look, Look) and is_due and not look.has_deleted and time.monotonic() - since >= SETTLE_S:
+            elif look is not None and is_due and not look.has_deleted and time.monotonic() - since >= SETTLE_S:
                 self._settled[corpus] = stamp
         if not corpora:
             raise FileNotFoundError(f"{self._store.root}/generations holds no corpus any more")

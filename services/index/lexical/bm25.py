@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.arrays import map_array
-from services.index.values import LexicalSettings, QueueLimit, SearchHits
+from services.index.values import LexicalSettings, QueueLimit, SearchHits, Timings
 from services.store.artifacts import Artifact
 from services.store.formats import check_format, known_fields
 
@@ -447,9 +447,9 @@ class LexicalExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index-words")
 
     async def each(
-        self, rows: Sequence[int], work: Callable[[int], T], deadline: float | None = None
-    ) -> tuple[list[T], float, float]:
-        """Runs `work` for each row. Returns the results in order, and the seconds that they waited and took.
+        self, rows: Sequence[int], work: Callable[[int], T], deadline: float | None, timings: Timings
+    ) -> list[T]:
+        """Runs `work` for each row. Returns the results in order; adds to `timings` how long they waited and took.
 
         `deadline` is a time of time.monotonic(). Raises Overloaded when the queue is full, DeadlineExceeded when the
         time runs out first.
@@ -465,7 +465,8 @@ class LexicalExecutor:
                 found, took_s = await asyncio.get_running_loop().run_in_executor(self._thread, _timed, part, work)
                 done += found
                 compute_s += took_s
-            return done, time.perf_counter() - started - compute_s, compute_s
+            timings.add(time.perf_counter() - started - compute_s, compute_s)
+            return done
 
     def close(self) -> None:
         """Stops the thread after its current slice."""

@@ -71,8 +71,8 @@ KEPT_SCORES = 4_000_000  # by words, of all texts of a call together; beyond tha
 Search = Callable[  # the k nearest premises of queries (n, dim), found in so many seconds, which the timings add up
     [ServedGeneration, NDArray[np.float32], int, Selection, Effort, float | None, Timings], Awaitable[list[SearchHits]]
 ]
-Each = Callable[  # the work by words of each text until a time of time.monotonic(), the seconds that it waited and took
-    [Sequence[int], Callable[[int], SearchHits], float | None], Awaitable[tuple[list[SearchHits], float, float]]
+Each = Callable[  # the work by words of each text until a time of time.monotonic(), as the timings add up
+    [Sequence[int], Callable[[int], SearchHits], float | None, Timings], Awaitable[list[SearchHits]]
 ]
 Encode = Callable[[Sequence[str], EncodeOptions, str, float | None], Awaitable[Encoded]]  # a request id, seconds left
 Rerank = Callable[  # hits and their texts, seconds left; the best k, and the cross-encoders' versions
@@ -360,9 +360,7 @@ class Stages:
 
     async def _in_executor(self, call: Call, work: Callable[[int], SearchHits]) -> list[SearchHits]:
         """Runs `work` for each text in the executor."""
-        hits, queue_s, compute_s = await self._each(range(len(call.query.texts)), work, call.deadline)
-        call.timings.add(queue_s, compute_s)
-        return hits
+        return await self._each(range(len(call.query.texts)), work, call.deadline, call.timings)
 
 
 class Retrieval:
@@ -379,7 +377,7 @@ class Retrieval:
         """
         started = time.perf_counter()
         query.check(self._limits)
-        served = await self._served(query.scope)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         served.check_vectors(query.vectors, query.space_id)
         query.check_unit()
         check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
@@ -399,17 +397,13 @@ class Retrieval:
         started = time.perf_counter()
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         query.check(self._limits)
-        served = await self._served(query.scope)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         check_answer(len(query.texts), query.depth, served.rows, RETRIEVE_HIT_BYTES, self._limits)
         prior = await self._prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
         looked_up = len(query.texts) + sum(map(len, query.accepted))
         call = await _off_loop(looked_up, lambda: Call.of(query, served, selection, deadline, prior))
         return await self._stages.answer(call, started)
-
-    async def _served(self, scope: Scope) -> ServedGeneration:
-        open_ = self._catalogue.open.find(scope.corpus, scope.generation)
-        return open_ or await self._catalogue.resolve(scope.corpus, scope.generation)
 
     async def _prior(self, generation: Generation) -> Prior:
         """Returns the prior over a generation, made once for all who wait for it, until the explanations change."""

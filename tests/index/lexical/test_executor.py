@@ -5,6 +5,7 @@ import threading
 import time
 
 from services.index.lexical.bm25 import SLICE_S, LexicalExecutor
+from services.index.values import Timings
 
 
 async def test_a_slice_of_slow_texts_ends_early_so_that_another_call_has_its_turn():
@@ -19,8 +20,8 @@ async def test_a_slice_of_slow_texts_ends_early_so_that_another_call_has_its_tur
         order.append("large")
         return row
 
-    large = asyncio.create_task(executor.each(range(8), slow))
-    small = asyncio.create_task(executor.each([0], lambda _: order.append("small")))
+    large = asyncio.create_task(executor.each(range(8), slow, None, Timings()))
+    small = asyncio.create_task(executor.each([0], lambda _: order.append("small"), None, Timings()))
     await asyncio.sleep(0)  # both calls are with the thread now, in this order
     is_submitted.set()
     await small

@@ -82,9 +82,10 @@ class World:
         async def explanations(_: str) -> list[Explanation]:
             return self.explanations
 
-        catalogue: Any = SimpleNamespace(
-            open=SimpleNamespace(find=lambda *_: self.served), explanations=SimpleNamespace(of=explanations)
-        )
+        async def resolve(*_: str) -> ServedGeneration:
+            return self.served
+
+        catalogue: Any = SimpleNamespace(resolve=resolve, explanations=SimpleNamespace(of=explanations))
         nobody: Any = None
         started = time.perf_counter()
         with closing(SearchBatcher()) as batcher, closing(LexicalExecutor()) as executor:
