@@ -150,45 +150,18 @@ def deleted_before(store: ArtifactStore, corpus: str, generation_id: str, reques
 
 def records_of(store: ArtifactStore, corpus: str) -> Records:
     """Returns the records of a corpus: in its folder, or where the store has a bucket, there."""
-    records = MoveRecords(store.documents, f"{folder_of(corpus)}/{MOVES}")
+    records = Records(store.documents, f"{folder_of(corpus)}/{MOVES}")
     if not store.url:
         return records
     # of this bucket alone: the directory may have been a store itself, or the cache of another bucket
     copies = f"{records.prefix}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}"
-    return CopiedRecords(records, MoveRecords(Documents(store.root), copies))
+    return CopiedRecords(records, Records(Documents(store.root), copies))
 
 
-class MoveRecords:
-    """The records of one corpus below a prefix: files in its folder, or objects of a bucket."""
-
-    def __init__(self, documents: Documents, prefix: str) -> None:
-        self._documents, self.prefix = documents, prefix
-
-    def numbers(self) -> list[int]:
-        """The numbers that there are."""
-        names = (name.removesuffix(".json") for name in self._documents.names(self.prefix))
-        return [int(name) for name in names if name.isdigit()]
-
-    def read(self, number: int) -> bytes | None:
-        """The record of a number; None when there is none."""
-        return self._documents.read(self._key(number))
-
-    def create(self, number: int, data: bytes) -> bool:
-        """Creates a record durably and as a whole. Returns False, and changes nothing, where one stands."""
-        return self._documents.create(self._key(number), data)
-
-    def remove(self, number: int) -> None:
-        """Removes a record that may be gone already."""
-        self._documents.remove(self._key(number))
-
-    def _key(self, number: int) -> str:
-        return f"{self.prefix}/{number:012}.json"
-
-
-class CopiedRecords:
+class CopiedRecords(Records):
     """Records in a bucket. A record never changes, so a copy of each that was read stays on disk."""
 
-    def __init__(self, records: MoveRecords, copies: MoveRecords) -> None:
+    def __init__(self, records: Records, copies: Records) -> None:
         self._records, self._copies = records, copies
 
     def numbers(self) -> list[int]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.arrays import map_array
 from services.store.artifacts import Artifact, ArtifactStore, Hold
+from services.store.formats import damage_is_data_loss
 
 Storage = Literal["float32", "float16"]
 DTYPES: dict[Storage, str] = {"float32": "<f4", "float16": "<f2"}
@@ -350,14 +351,12 @@ def open_generation(
     held = store.hold(folder_of(corpus), generation_id)
     artifact = store.open(folder_of(corpus), generation_id, verify=verify)
     meta = artifact.meta
-    try:
+    with damage_is_data_loss(artifact.path, "build the generation again"):
         premises = Premises.open(artifact)
         vectors = map_array(artifact.file(VECTORS))
         expected = (meta["premises"], meta["dim"])
         stored = np.dtype(DTYPES[meta["storage"]])
         stamp = (meta["space_id"], meta["premise_version"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise errors.DataLoss(f"{artifact.path} cannot be read ({error}); build the generation again") from error
     if len(premises) != expected[0] or vectors.shape != expected or vectors.dtype != stored:
         found = f"{len(premises)} premises and {vectors.dtype} vectors {vectors.shape}"
         raise errors.DataLoss(f"{artifact.path} holds {found}, its manifest says {expected}; build it again")

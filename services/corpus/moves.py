@@ -5,21 +5,22 @@
              └─────────── taken: somebody was faster
 
 Creating a number that nobody has is the whole compare-and-set: a disk has it (`link`), an object store too
-(`If-None-Match: *`). No clock is read. The core is pure; `active.py` keeps the records in files.
+(`If-None-Match: *`). No clock is read. `active.py` says which records are a corpus's.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from aeenc import errors
-from services.store.formats import check_format, known_fields
+from services.store.files import Documents
+from services.store.formats import check_format, damage_is_data_loss, known_fields
 
 FORMAT_VERSION = 1
 KEPT = 256  # records; older ones are removed
@@ -63,32 +64,41 @@ class Move:
     @classmethod
     def of(cls, data: bytes, name: str) -> Move:
         """Reads a record. Raises DataLoss for a damaged one, NewerFormat for one of a newer release."""
-        try:
+        with damage_is_data_loss(name, "activate a generation again"):
             record: Mapping[str, Any] = json.loads(data)
             check_format(record, FORMAT_VERSION, name)
             return cls(**{"generation": record["generation"], **known_fields(cls, record)})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise errors.DataLoss(f"{name} cannot be read ({error}); activate a generation again") from error
 
     def to_bytes(self) -> bytes:
         """Turns the move into a record."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}).encode()
 
 
-class Records(Protocol):
-    """Where the records of one corpus are kept."""
+class Records:
+    """The records of one corpus below a prefix: files in its folder, or objects of a bucket."""
 
-    def numbers(self) -> Collection[int]:
+    def __init__(self, documents: Documents, prefix: str) -> None:
+        self._documents, self.prefix = documents, prefix
+
+    def numbers(self) -> list[int]:
         """The numbers that there are."""
+        names = (name.removesuffix(".json") for name in self._documents.names(self.prefix))
+        return [int(name) for name in names if name.isdigit()]
 
     def read(self, number: int) -> bytes | None:
         """The record of a number; None when there is none."""
+        return self._documents.read(self._key(number))
 
     def create(self, number: int, data: bytes) -> bool:
         """Creates a record durably and as a whole. Returns False, and changes nothing, where one stands."""
+        return self._documents.create(self._key(number), data)
 
     def remove(self, number: int) -> None:
         """Removes a record that may be gone already."""
+        self._documents.remove(self._key(number))
+
+    def _key(self, number: int) -> str:
+        return f"{self.prefix}/{number:012}.json"
 
 
 def read_move(records: Records) -> Move:

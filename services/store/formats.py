@@ -6,7 +6,8 @@ beside that are further fields: readers pass over those that they do not know, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -37,6 +38,15 @@ def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
             f"{what} has format_version {found}, this release reads up to {readable}; update this service, "
             "or bring back what the older release wrote"
         )
+
+
+@contextmanager
+def damage_is_data_loss(what: object, remedy: str) -> Iterator[None]:
+    """Turns what reading damaged content raises into DataLoss, which names it and a remedy; NewerFormat stays."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise errors.DataLoss(f"{what} cannot be read ({error}); {remedy}") from error
 
 
 def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,24 +95,17 @@ class Builder:
         turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
         async with turn:
             with full_disk_is_unavailable("the disk", FULL_DISK_REMEDY):
-                async with aclosing(self._build_or_find(spec, chunks)) as steps:
-                    async for progress in steps:
-                        yield progress
-
-    async def _build_or_find(
-        self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
-    ) -> AsyncGenerator[BuildProgress, None]:
-        found = await self._built_before(spec) if spec.request_id else None
-        last = None
-        if found is not None:
-            built, last = found
-            await check_asked_again(spec, built, chunks)
-        else:
-            async with aclosing(self._build_anew(spec, chunks)) as steps:
-                async for last in steps:
-                    yield last
-        assert last is not None
-        yield await self._activated(spec, last)
+                found = await self._built_before(spec) if spec.request_id else None
+                last = None
+                if found is not None:
+                    built, last = found
+                    await check_asked_again(spec, built, chunks)
+                else:
+                    async with aclosing(self._build_anew(spec, chunks)) as steps:
+                        async for last in steps:
+                            yield last
+                assert last is not None
+                yield await self._activated(spec, last)
 
     async def _built_before(self, spec: BuildSpec) -> tuple[FinishedBuild, BuildProgress] | None:
         finished = await asyncio.to_thread(finished_build, self._store, spec.corpus, spec.request_id)
@@ -250,9 +243,7 @@ class Builder:
         patience_s = self._options.patience_s
         if spec.timeout_s is not None:
             patience_s = min(patience_s, PATIENCE_SHARE * spec.timeout_s)
-        batches = BatchEncoder(self._encoders, space_id=space_id, window=self._options.window, patience_s=patience_s)
-        batches.version = version
-        return batches
+        return BatchEncoder(self._encoders, space_id, version, window=self._options.window, patience_s=patience_s)
 
     async def _activated(self, spec: BuildSpec, last: BuildProgress) -> BuildProgress:
         """Activates where asked and makes the last report. A retry of an activated build does not activate again."""

@@ -11,6 +11,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,10 +100,8 @@ class VectorFile:
 
     def abandon(self) -> None:
         """Closes the file as it is; errors of the disk no longer matter."""
-        try:
+        with suppress(OSError):
             self._file.close()
-        except OSError:
-            return
 
     def _header(self, rows: int) -> bytes:
         """The file's header, which numpy pads to the same size for any number of rows."""
@@ -115,12 +114,12 @@ class VectorFile:
 class BatchEncoder:
     """Encodes the drafts of one build, in role premise, on all encoders behind `channel`.
 
-    All batches must come from one version in one space. `space_id` asks for a space ("": the encoders' default).
+    All batches must come from one version in one space. `space_id` asks for a space ("": the encoders' default), and
+    `version` says which one has encoded others of the build ("": none).
     """
 
-    def __init__(self, channel: Channel, *, space_id: str, window: int, patience_s: float) -> None:
-        self.space_id = space_id
-        self.version = ""
+    def __init__(self, channel: Channel, space_id: str, version: str = "", *, window: int, patience_s: float) -> None:
+        self.space_id, self.version = space_id, version
         options = EncodeOptions(role="premise", space_id=space_id)
         self._bulk = BulkEncoder(channel, options, window=window, patience_s=patience_s)
         self._batches: deque[tuple[Sequence[Draft], asyncio.Future[Encoded] | None]] = deque()

@@ -110,7 +110,8 @@ class Replicas:
         self._write()
         now = time.monotonic()
         seen: dict[str, tuple[int, float, Replica]] = {}
-        for name in self._others():
+        records = (name for name in self._documents.names(FOLDER) if name.endswith(RECORD))
+        for name in {record.removesuffix(RECORD) for record in records} - {self._name}:
             if _is_dead(self._lock_of(name)):
                 self._remove(name)
                 continue
@@ -135,11 +136,6 @@ class Replicas:
         record = {"format_version": FORMAT_VERSION, "beat": self._beat, **asdict(self._me)}
         self._documents.write(_key(self._name), json.dumps(record).encode(), durable=False)
         self._said, self._written = self._me, now
-
-    def _others(self) -> list[str]:
-        """The names of the other records."""
-        names = [name.removesuffix(RECORD) for name in self._documents.names(FOLDER) if name.endswith(RECORD)]
-        return [name for name in names if name != self._name]
 
     def _read(self, name: str) -> tuple[int, Replica] | None:
         """Reads another's record; None for one that is gone or that this release cannot read."""

@@ -29,7 +29,7 @@ from services.index.values import ALL, Explanation, Scope, Selection
 from services.kit.concurrency import run_in_thread
 from services.kit.limits import AnswerRoom
 from services.store.artifacts import ArtifactStore
-from services.store.formats import check_format
+from services.store.formats import check_format, damage_is_data_loss
 
 SELF_QUERIES = 32
 MOST_LOST = 0.1  # share of its own vectors that an approximate engine may overlook at most
@@ -310,15 +310,14 @@ class Explanations:
             return []
         key = _key(corpus, name)
         try:
-            record: Mapping[str, Any] = json.loads(self._store.documents.read(key) or b"")
-            check_format(record, FORMAT_VERSION, key)
-            return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            with damage_is_data_loss(key, "put the explanations again, with replace"):
+                record: Mapping[str, Any] = json.loads(self._store.documents.read(key) or b"")
+                check_format(record, FORMAT_VERSION, key)
+                return [Explanation(str(text), tuple(map(str, ids))) for text, ids in record["explanations"]]
+        except errors.DataLoss:
             if latest_move(self._store, corpus).explanations != name:  # replaced meanwhile, and removed
                 return self.latest(corpus)
-            raise errors.DataLoss(
-                f"{key} cannot be read ({error}); put the explanations again, with replace"
-            ) from error
+            raise
 
 
 def joined(before: Iterable[Explanation], added: Iterable[Explanation]) -> list[Explanation]:

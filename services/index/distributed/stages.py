@@ -110,7 +110,7 @@ def encode(plan: Plan, work: Work, number: int, premises: Sequence[Range], encod
 async def _encoded(plan: Plan, drafts: Sequence[Draft], encoders: Encoders) -> tuple[NDArray[np.float32], str, str]:
     """The vectors of premises, their space, and the version that made them."""
     channel = encoders.targets.channel("encoder")
-    batches = BatchEncoder(channel, space_id=plan.space_id, window=encoders.window, patience_s=encoders.patience_s)
+    batches = BatchEncoder(channel, plan.space_id, window=encoders.window, patience_s=encoders.patience_s)
     rows = []
     try:
         for start in range(0, len(drafts), encoders.batch):

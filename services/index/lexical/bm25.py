@@ -39,7 +39,7 @@ from aeenc import errors
 from services.corpus.arrays import map_array
 from services.index.values import LexicalSettings, QueueLimit, SearchHits, Timings
 from services.store.artifacts import Artifact
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, damage_is_data_loss, known_fields
 
 T = TypeVar("T")
 SLICE = 32  # texts at most
@@ -131,15 +131,14 @@ class LexicalIndex:
         """Opens a generation's lexical index; None if it was built without one. Raises DataLoss for a damaged one."""
         if not artifact.files.keys() >= {WORDS, *ARRAYS}:
             return None
-        settings = _read_settings(artifact)
-        try:
+        with damage_is_data_loss(artifact.path / SETTINGS, "build again"):
+            record = json.loads(artifact.file(SETTINGS).read_bytes())
+            check_format(record, FORMAT_VERSION, str(artifact.path / SETTINGS))
+            settings = LexicalSettings(**known_fields(LexicalSettings, record))
+        with damage_is_data_loss(f"{artifact.path}: the lexical index", "build again"):
             vocabulary = Vocabulary(artifact.file(WORDS))
             tables = Tables(*(map_array(artifact.file(name)) for name in ARRAYS))
             is_whole = tables.fit(len(vocabulary), rows)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise errors.DataLoss(
-                f"{artifact.path}: the lexical index cannot be read ({error}); build again"
-            ) from error
         if not is_whole:
             raise errors.DataLoss(f"{artifact.path}: the lexical index does not fit its premises; build again")
         return cls(vocabulary, tables, settings)
@@ -204,9 +203,8 @@ class LexicalIndex:
 
     @cached_property
     def rarity(self) -> NDArray[np.float32]:
-        """Lucene's inverse document frequency of each term."""
-        containing = np.diff(self.tables.starts)
-        return np.log1p((len(self.tables.norms) - containing + 0.5) / (containing + 0.5)).astype(np.float32)
+        """The inverse document frequency of each term."""
+        return _rarity(np.diff(self.tables.starts), len(self.tables.norms))
 
 
 def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> dict[str, int]:
@@ -232,15 +230,6 @@ def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | 
         "wordless": sum(int(np.count_nonzero(block.lengths == 0)) for block in blocks),
         "foreign": sum(block.foreign for block in blocks),
     }
-
-
-def _read_settings(artifact: Artifact) -> LexicalSettings:
-    try:
-        record = json.loads(artifact.file(SETTINGS).read_bytes())
-        check_format(record, FORMAT_VERSION, str(artifact.path / SETTINGS))
-        return LexicalSettings(**known_fields(LexicalSettings, record))
-    except (ValueError, TypeError, KeyError) as error:
-        raise errors.DataLoss(f"{artifact.path / SETTINGS} cannot be read ({error}); build again") from error
 
 
 def _blocks(texts: Iterable[str], settings: LexicalSettings) -> list[WordCounts]:
@@ -429,7 +418,7 @@ def _own(block: WordCounts, numbers: dict[str, int]) -> NDArray[np.int64]:
 
 
 def _rarity(containing: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
-    """The idf of each term; few numbers of premises differ."""
+    """Lucene's idf of each term, by how many of the rows contain it; few such numbers differ."""
     distinct, which = np.unique(containing, return_inverse=True)
     idf = [math.log(1 + (rows - df + 0.5) / (df + 0.5)) if df else 0.0 for df in distinct.tolist()]
     return np.array(idf, np.float32)[which]

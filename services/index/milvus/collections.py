@@ -85,7 +85,7 @@ class GenerationCollection:
         """
         if not self._is_whole:
             self._make_whole()
-        at_once = max(1, _ANSWER_HITS // width)
+        at_once, params = max(1, _ANSWER_HITS // width), {} if self.exact else {"ef": max(breadth or _EF, width)}
         for start in range(0, len(queries), at_once):
             try:
                 found = self._read(
@@ -94,7 +94,7 @@ class GenerationCollection:
                     anns_field=VECTOR,
                     filter=expression_of(selection),
                     limit=width,
-                    search_params={"metric_type": "IP", "params": self._search_params(width, breadth)},
+                    search_params={"metric_type": "IP", "params": params},
                     consistency_level="Bounded",
                 )
             except MilvusNotFound as error:
@@ -105,9 +105,6 @@ class GenerationCollection:
                 ) from error
             for hits in found:
                 yield np.array(hits.ids, dtype=np.int64), np.array(hits.distances, dtype=np.float32)
-
-    def _search_params(self, width: int, breadth: int) -> dict[str, int]:
-        return {} if self.exact else {"ef": max(breadth or _EF, width)}
 
     def _make_whole(self) -> None:
         """Sends the generation unless Milvus has all of it."""
@@ -151,22 +148,15 @@ class GenerationCollection:
         for start in range(0, rows, _UPSERT_ROWS):
             part = slice(start, start + _UPSERT_ROWS)
             vectors = np.asarray(self._generation.vectors[part], dtype=np.float32)
-            self._upsert(
-                [
-                    row_of(start + n, record, vector)
-                    for n, (record, vector) in enumerate(zip(self._generation.premises[part], vectors, strict=True))
-                ]
-            )
+            records = enumerate(zip(self._generation.premises[part], vectors, strict=True), start)
+            sent = [row_of(ordinal, record, vector) for ordinal, (record, vector) in records]
+            if (written := self._call("upsert", data=sent)["upsert_count"]) != len(sent):
+                raise errors.Unavailable(f"Milvus took {written} of {len(sent)} premises; activate them again")
         self._index()
         self._load()
         if (count := self._count()) != rows:
             raise errors.Unavailable(f"Milvus has {count:,} of {rows:,} premises in {self.name}; activate it again")
         log.info("sent to Milvus", collection=self.name, premises=rows, elapsed_s=round(time.monotonic() - started, 1))
-
-    def _upsert(self, rows: list[dict[str, Any]]) -> None:
-        written = self._call("upsert", data=rows)["upsert_count"]
-        if written != len(rows):
-            raise errors.Unavailable(f"Milvus took {written} of {len(rows)} premises; activate the generation again")
 
     def _index(self) -> None:
         """Flushes and indexes what was written; waits until Milvus reports all of it indexed."""
