@@ -159,18 +159,16 @@ class IndexSettings(ServiceSettings):
     def engines(self) -> EngineOptions:
         """The search engines of new generations."""
         milvus = self.milvus_engine if self.backend == "milvus" else None
-        return EngineOptions(self.engine, self.flat_premises, self.storage, self.recall, self.build_threads, milvus)
-
-    @property
-    def lexical(self) -> LexicalSettings:
-        """How new generations rank by words."""
-        return LexicalSettings(
+        lexical = LexicalSettings(
             self.bm25_k1,
             self.bm25_b,
             self.bm25_words,
             self.iterative_first_scale,
             self.iterative_downscale,
             self.iterative_growth,
+        )
+        return EngineOptions(
+            self.engine, self.flat_premises, self.storage, self.recall, self.build_threads, milvus, lexical
         )
 
     @property
@@ -184,7 +182,6 @@ class IndexSettings(ServiceSettings):
             self.build_keep_s,
             self.engines,
             self.request_keep_s,
-            self.lexical,
         )
 
     @property

@@ -318,34 +318,6 @@ LEAST_ROWS = 1000  # below it, an approximate engine has too little to learn fro
 
 
 @dataclass(frozen=True)
-class EngineOptions:
-    """The operator's choice of search engine for new generations.
-
-    `auto` takes `flat` up to `flat_premises` and `ivf` beyond. `recall` is the share of the true ten nearest that an
-    approximate engine must find; `threads` build it. With `milvus`, a Milvus searches: `flat` compares with all
-    premises, `hnsw` is approximate, `auto` decides by `flat_premises`.
-    """
-
-    engine: Literal["auto", "flat", "ivf", "hnsw"] = "auto"
-    flat_premises: int = 250_000
-    storage: Storage = "float32"
-    recall: float = 0.99
-    threads: int = 1
-    milvus: Literal["auto", "flat", "hnsw"] | None = None
-
-    def choose(self, rows: int) -> Engine:
-        """Chooses the engine for a number of premises."""
-        if self.milvus is not None:
-            is_flat = self.milvus == "flat" or (self.milvus == "auto" and rows <= self.flat_premises)
-            return "milvus-flat" if is_flat else "milvus-hnsw"
-        if rows < LEAST_ROWS:
-            return "flat"
-        if self.engine != "auto":
-            return self.engine
-        return "flat" if rows <= self.flat_premises else "ivf"
-
-
-@dataclass(frozen=True)
 class LexicalSettings:
     """How new generations rank by words: BM25's k1 and b, what counts as a word, and the rounds of iterative BM25.
 
@@ -361,12 +333,44 @@ class LexicalSettings:
     growth: float = 2.0
 
 
+STANDARD_WORDS = LexicalSettings()
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The operator's choice of how new generations are searched.
+
+    `auto` takes `flat` up to `flat_premises` and `ivf` beyond. `recall` is the share of the true ten nearest that an
+    approximate engine must find; `threads` build it. With `milvus`, a Milvus searches: `flat` compares with all
+    premises, `hnsw` is approximate, `auto` decides by `flat_premises`. By words they are searched as `lexical` says.
+    """
+
+    engine: Literal["auto", "flat", "ivf", "hnsw"] = "auto"
+    flat_premises: int = 250_000
+    storage: Storage = "float32"
+    recall: float = 0.99
+    threads: int = 1
+    milvus: Literal["auto", "flat", "hnsw"] | None = None
+    lexical: LexicalSettings = STANDARD_WORDS
+
+    def choose(self, rows: int) -> Engine:
+        """Chooses the engine for a number of premises."""
+        if self.milvus is not None:
+            is_flat = self.milvus == "flat" or (self.milvus == "auto" and rows <= self.flat_premises)
+            return "milvus-flat" if is_flat else "milvus-hnsw"
+        if rows < LEAST_ROWS:
+            return "flat"
+        if self.engine != "auto":
+            return self.engine
+        return "flat" if rows <= self.flat_premises else "ivf"
+
+
 @dataclass(frozen=True)
 class BuildOptions:
     """How a build uses the encoders: texts per batch, batches in flight at each, seconds to wait without an answer.
 
     With a request id, a build syncs to disk every `sync_s` seconds, and an unfinished one is removed after `keep_s`.
-    `engines` search the generation, by words as `lexical` says. What a build has done is known for `request_keep_s`.
+    `engines` search the generation. What a build has done is known for `request_keep_s`.
     """
 
     batch: int = 128
@@ -376,7 +380,6 @@ class BuildOptions:
     keep_s: float = 24 * 3600.0
     engines: EngineOptions = field(default_factory=EngineOptions)
     request_keep_s: float = 7 * 24 * 3600.0
-    lexical: LexicalSettings = field(default_factory=LexicalSettings)
 
 
 Sameness = Literal["EXACT", "NORMALIZED"]

@@ -53,13 +53,7 @@ LINKS, EF_CONSTRUCTION = 32, 100
 NICENESS = 10
 
 
-async def index_generation(
-    path: Path,
-    options: EngineOptions,
-    rows: int,
-    largest_norm: float,
-    lexical: LexicalSettings = LexicalSettings(),  # noqa: B008 -- a frozen value
-) -> dict[str, Any]:
+async def index_generation(path: Path, options: EngineOptions, rows: int, largest_norm: float) -> dict[str, Any]:
     """Indexes the finished vectors and premises in the directory `path`; returns the engine for the manifest.
 
     With the engine flat, or one of a Milvus, nothing takes minutes, and only the words are indexed, in a thread.
@@ -67,14 +61,14 @@ async def index_generation(
     """
     engine = options.choose(rows)
     if engine == "flat" or engine in REMOTE_ENGINES:
-        return {"engine": engine, **await run_in_thread(write_lexical, path, texts_of(path), lexical)}
+        return {"engine": engine, **await run_in_thread(write_lexical, path, texts_of(path), options.lexical)}
     request = {
         "path": str(path),
         "engine": engine,
         "recall": options.recall,
         "largest_norm": largest_norm,
         "threads": options.threads,
-        "lexical": asdict(lexical),
+        "lexical": asdict(options.lexical),
     }
     started = time.monotonic()
     starting = asyncio.create_task(asyncio.to_thread(_start, options.threads))

@@ -95,7 +95,6 @@ def build_on_ray(
             Encoders(targets, settings.build_batch, settings.build_window, settings.build_encode_timeout_s),
             store,
             settings.engines,
-            settings.lexical,
             on_progress,
             accept,
         )

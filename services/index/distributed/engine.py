@@ -23,7 +23,7 @@ from services.index.distributed import stages
 from services.index.distributed.plan import Plan
 from services.index.distributed.stages import Encoders
 from services.index.distributed.work import FULL_DISK_REMEDY, Range, Work
-from services.index.values import EngineOptions, LexicalSettings
+from services.index.values import EngineOptions
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.files import full_disk_is_unavailable
 
@@ -61,7 +61,6 @@ def build(
     encoders: Encoders,
     store: ArtifactStore,
     engines: EngineOptions,
-    lexical: LexicalSettings,
     on_progress: OnProgress = lambda *_: None,
     accept: Callable[[Artifact], None] = lambda _: None,
 ) -> Built:
@@ -77,7 +76,7 @@ def build(
         facts, premises, shards = _shards(plan, run, encoders)
         check_versions(work, shards, run.newest)
         on_progress("indexing", premises, premises)
-        artifact = asyncio.run(publish(plan, work, shards, store, engines, lexical))
+        artifact = asyncio.run(publish(plan, work, shards, store, engines))
         accept(artifact)
         work.remove()
     return Built(artifact, facts, premises, run.ran)
@@ -149,7 +148,6 @@ async def publish(
     shards: Sequence[Record],
     store: ArtifactStore,
     engines: EngineOptions,
-    lexical: LexicalSettings,
 ) -> Artifact:
     """Writes the generation, a shard at a time, indexes it, and makes it visible, not active.
 
@@ -171,6 +169,6 @@ async def publish(
             vectors.append(np.frombuffer(content, DTYPES[plan.storage]).reshape(shard["count"], -1))
         vectors.finish()
         write_premises(writer.path, premises())
-        engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm, lexical)
+        engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm)
         meta = vectors.meta(plan.corpus, first["space_id"], first["version"], **engine)
         return store.push(folder, writer.commit(meta, id_prefix="g").id)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.arrays import map_array
-from services.index.values import LexicalSettings, QueueLimit, SearchHits, Timings
+from services.index.values import STANDARD_WORDS, LexicalSettings, QueueLimit, SearchHits, Timings
 from services.store.artifacts import Artifact
 from services.store.formats import check_format, damage_is_data_loss, known_fields
 
@@ -117,12 +117,11 @@ class LexicalIndex:
 
     vocabulary: Mapping[str, int] = field(repr=False)
     tables: Tables
-    settings: LexicalSettings = field(default_factory=LexicalSettings)
+    settings: LexicalSettings = STANDARD_WORDS
 
     @classmethod
-    def of(cls, texts: Sequence[str], settings: LexicalSettings | None = None) -> LexicalIndex:
+    def of(cls, texts: Sequence[str], settings: LexicalSettings = STANDARD_WORDS) -> LexicalIndex:
         """Indexes texts in memory."""
-        settings = settings or LexicalSettings()
         words, tables = weights_of(_blocks(texts, settings), settings, lambda _, shape, kind: np.zeros(shape, kind))
         return cls({word: number for number, word in enumerate(words)}, tables, settings)
 
@@ -207,13 +206,12 @@ class LexicalIndex:
         return _rarity(np.diff(self.tables.starts), len(self.tables.norms))
 
 
-def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings | None = None) -> dict[str, int]:
+def write_lexical(path: Path, texts: Iterable[str], settings: LexicalSettings = STANDARD_WORDS) -> dict[str, int]:
     """Indexes texts and writes the files into the directory `path`. Equal texts and settings give equal bytes.
 
     Texts are read as a stream; the weights are written through a memory map. Returns what the manifest says of it: how
     many texts have no words, and how many are mostly words with letters beyond ASCII.
     """
-    settings = settings or LexicalSettings()
 
     def mapped(name: str, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
         if not math.prod(shape):  # nothing to map
@@ -241,7 +239,7 @@ def _blocks(texts: Iterable[str], settings: LexicalSettings) -> list[WordCounts]
 
 
 def weighted_words(
-    text: str, accepted: Sequence[str] = (), settings: LexicalSettings | None = None
+    text: str, accepted: Sequence[str] = (), settings: LexicalSettings = STANDARD_WORDS
 ) -> dict[str, float]:
     """The words of a text and of the premises accepted for it, weighted by how often each occurs.
 
@@ -334,12 +332,11 @@ class WordCounts:
         return cls(words, rows.astype(np.int32), terms.astype(np.int32), counts.astype(np.int32), lengths, foreign)
 
 
-def words_of(texts: Sequence[str], settings: LexicalSettings | None = None) -> list[list[str]]:
+def words_of(texts: Sequence[str], settings: LexicalSettings = STANDARD_WORDS) -> list[list[str]]:
     """Splits texts into their words in lower case: their stems, their lemmas, or the words themselves.
 
     Raises FailedPrecondition for lemmas where simplemma is not installed.
     """
-    settings = settings or LexicalSettings()
     found = [[word for word in _split(text) if word not in STOP_WORDS] for text in texts]
     if settings.words == "words":
         return found

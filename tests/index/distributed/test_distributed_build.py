@@ -24,7 +24,7 @@ from services.index.distributed.engine import Built, build
 from services.index.distributed.plan import Plan
 from services.index.distributed.stages import Encoders
 from services.index.distributed.work import Work
-from services.index.values import EngineOptions, LexicalSettings
+from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore
 from services.store.files import Documents
 
@@ -74,7 +74,7 @@ def built(encoder: Any, artifact_store: ArtifactStore, tmp_path: Path) -> Callab
         plan = replace(Plan.of("c", facts, **{**small, **changes}), partitions=5)
         encoders = Encoders(Targets(encoder=encoder.target), batch=8, patience_s=1.0)
         given = (plan, str(tmp_path / "work"), processes or Here(), encoders)
-        return await asyncio.to_thread(build, *given, artifact_store, engines, LexicalSettings())
+        return await asyncio.to_thread(build, *given, artifact_store, engines)
 
     return run
 

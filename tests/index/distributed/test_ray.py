@@ -20,7 +20,7 @@ from services.index.distributed.command import ON_LOOPBACK, connected
 from services.index.distributed.engine import build
 from services.index.distributed.plan import Plan
 from services.index.distributed.stages import Encoders
-from services.index.values import EngineOptions, LexicalSettings
+from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
 
@@ -69,7 +69,7 @@ async def test_a_killed_worker_costs_its_shard_and_nothing_listens_beyond_loopba
         with connected(workers=2) as processes:
             heard.append(listening())
             given = (plan, str(tmp_path / "work"), processes, encoders, artifact_store)
-            return build(*given, EngineOptions(), LexicalSettings())
+            return build(*given, EngineOptions())
 
     building = asyncio.create_task(asyncio.to_thread(run))
     kills = 0
@@ -96,10 +96,10 @@ async def test_an_error_of_a_task_is_the_callers(encoder: Any, artifact_store: A
         with connected(workers=1) as processes:
             given = (plan, str(tmp_path / "work"), processes, encoders, artifact_store)
             with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: not JSON"):
-                build(*given, EngineOptions(), LexicalSettings())
+                build(*given, EngineOptions())
             path.unlink()
             with pytest.raises(Unavailable, match=r"^task read 0 failed \(FileNotFoundError: .*facts\.jsonl'\); mend"):
-                build(*given, EngineOptions(), LexicalSettings())
+                build(*given, EngineOptions())
 
     await asyncio.to_thread(run)
 
