@@ -23,7 +23,7 @@ from benchmarks.harness.rows import Rows
 from benchmarks.harness.services import IndexFleet, running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import Generation, open_generation
-from services.index.distributed.plan import SHARD_FACTS
+from services.index.distributed.stages import SHARD_FACTS
 from services.store.artifacts import ArtifactStore
 
 WORKERS = 2

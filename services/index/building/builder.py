@@ -140,7 +140,7 @@ class Builder:
         await run_in_thread(pipeline.file.finish)
         drafts = pipeline.folding.drafts
         await run_in_thread(write_premises, pipeline.writer.path, (draft.record() for draft in drafts))
-        sizes = pipeline.file.rows, pipeline.file.largest_norm
+        sizes = pipeline.file.written.rows, pipeline.file.written.largest_norm
         engine = await index_generation(pipeline.writer.path, self._options.engines, *sizes)
         artifact = await finish(self._publish(spec, pipeline, engine))  # cancelled: on disk and in memory, or neither
         if artifact.meta["engine"] in REMOTE_ENGINES:

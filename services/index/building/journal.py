@@ -24,14 +24,14 @@ import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from aeenc import errors
-from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, Storage, folder_of
-from services.index.building.vectors import VectorFile, crc32_of
+from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, folder_of
+from services.index.building.vectors import VectorFile, WrittenVectors, crc32_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, remove_directory
 from services.store.files import atomic_write, make_directory, sync_directory
@@ -47,25 +47,6 @@ PART_BYTES = 16 * 1024 * 1024  # at most, of an object of a copy
 _GROWING = (PREMISES, f"{GENERATION}/{VECTORS}")
 SAID = ("request", "kept", "built", "activation", "streamed")  # by the record of progress
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class DurableState:
-    """How much of a build is durable: streamed premises, and rows of vectors with the version that encoded them.
-
-    A build keeps the storage that it began with, even if the settings change.
-    """
-
-    premises: int = 0
-    premises_bytes: int = 0
-    premises_crc32: int = 0
-    rows: int = 0
-    dim: int = 0
-    rows_crc32: int = 0
-    space_id: str = ""
-    premise_version: str = ""
-    storage: Storage = "float32"
-    largest_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +84,19 @@ class StreamedPremises:
     def to_record(self) -> dict[str, int]:
         """Turns it into JSON."""
         return {"premises": self.count, "premises_crc32": self.crc32}
+
+
+@dataclass(frozen=True)
+class DurableState:
+    """How much of a build is durable: streamed premises, and vectors with the space and the version that made them.
+
+    A build keeps the storage that it began with, even if the settings change.
+    """
+
+    streamed: StreamedPremises = field(default_factory=StreamedPremises)
+    vectors: WrittenVectors = field(default_factory=WrittenVectors)
+    space_id: str = ""
+    premise_version: str = ""
 
 
 class JournalCopy:
@@ -163,7 +157,7 @@ def _ahead(progress: bytes) -> tuple[int, int]:
     """How far a journal is: premises and rows; behind all others if nobody can tell."""
     try:
         kept = json.loads(progress)["kept"]
-        return int(kept["premises"]), int(kept["rows"])
+        return int(kept["streamed"]["count"]), int(kept["vectors"]["rows"])
     except (ValueError, KeyError, TypeError):
         return -1, -1
 
@@ -203,36 +197,29 @@ class Journal:
             self._copy.fetch()
         self._take_over()
         self._is_ours = True
-        if resume_from > self.kept.premises:
+        self._all = replace(self.kept.streamed)
+        if resume_from > self._all.count:
             raise errors.FailedPrecondition(
-                f"header.resume_from is {resume_from:,}, but {self.kept.premises:,} premises of request_id "
+                f"header.resume_from is {resume_from:,}, but {self._all.count:,} premises of request_id "
                 f"{self._name} are kept; stream them from the first"
             )
-        self._position, self._streamed = resume_from, self.kept.premises
-        self._all = StreamedPremises(self.kept.premises, self.kept.premises_bytes, self.kept.premises_crc32)
+        self._position, self._streamed = resume_from, self._all.count
         self._log = (self._directory / PREMISES).open("ab")
         self._log.truncate(self._all.size_bytes)
         self.generation.mkdir(exist_ok=True)
         for left in self.generation.iterdir():
-            if left.name != VECTORS or not self.kept.rows:
+            if left.name != VECTORS or not self.kept.vectors.rows:
                 left.unlink()  # from an interrupted commit
 
     def vectors(self) -> VectorFile | None:
         """Opens the kept rows of vectors to append to them; None when there are none."""
-        if not self.kept.rows:
+        if not self.kept.vectors.rows:
             return None
         try:
-            return VectorFile(
-                self.generation / VECTORS,
-                self.kept.dim,
-                self.kept.storage,
-                rows=self.kept.rows,
-                crc32=self.kept.rows_crc32,
-                largest_norm=self.kept.largest_norm,
-            )
+            return VectorFile(self.generation / VECTORS, self.kept.vectors)
         except (errors.DataLoss, FileNotFoundError) as error:
             log.warning("kept vectors are damaged; encoding them again", path=str(self._directory), reason=str(error))
-            self.kept = DurableState(self.kept.premises, self.kept.premises_bytes, self.kept.premises_crc32)
+            self.kept = DurableState(self.kept.streamed)
             return None
 
     def unseen(self, chunk: Sequence[PremiseRecord]) -> Sequence[PremiseRecord]:
@@ -267,20 +254,11 @@ class Journal:
         assert self._log is not None
         self._log.flush()
         os.fsync(self._log.fileno())
-        kept = DurableState(self._all.count, self._all.size_bytes, self._all.crc32)
+        kept = DurableState(replace(self._all))
         if file is not None:
             file.sync()
             sync_directory(self.generation)
-            kept = replace(
-                kept,
-                rows=file.rows,
-                dim=file.dim,
-                rows_crc32=file.crc32,
-                space_id=space_id,
-                premise_version=premise_version,
-                storage=file.storage,
-                largest_norm=file.largest_norm,
-            )
+            kept = replace(kept, vectors=file.written, space_id=space_id, premise_version=premise_version)
         self.kept = kept
         atomic_write(self._directory / PROGRESS, self._progress())
         if self._copy is not None:
@@ -314,7 +292,7 @@ class Journal:
 
     def has_news(self, rows: int) -> bool:
         """Whether a `sync` would make more durable than the last one."""
-        return (self._all.count, rows) != (self.kept.premises, self.kept.rows)
+        return (self._all.count, rows) != (self.kept.streamed.count, self.kept.vectors.rows)
 
     def close(self, *, keep: bool) -> None:
         """Ends the build. Without `keep`, it is finished. Where nothing was ever synced, everything goes."""
@@ -339,7 +317,9 @@ class Journal:
         try:
             record = _progress_of((self._directory / PROGRESS).read_bytes(), str(self._directory / PROGRESS))
             request, kept = record["request"], DurableState(**known_fields(DurableState, record["kept"]))
-            premises = _read_premises(self._directory / PREMISES, kept)
+            streamed = StreamedPremises(**known_fields(StreamedPremises, record["kept"]["streamed"]))
+            vectors = WrittenVectors(**known_fields(WrittenVectors, record["kept"]["vectors"]))
+            premises = _read_premises(self._directory / PREMISES, streamed)
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:
@@ -350,7 +330,7 @@ class Journal:
                 f"request_id {self._name} began another build (of base generation {request['base_generation']!r}); "
                 "use another request_id for another build"
             )
-        self.kept, self.premises = kept, premises
+        self.kept, self.premises = replace(kept, streamed=streamed, vectors=vectors), premises
 
 
 def finished_build(store: ArtifactStore, corpus: str, request_id: str) -> FinishedBuild | None:
@@ -447,14 +427,14 @@ def _progress_of(content: bytes, name: str) -> dict[str, Any]:
     return record
 
 
-def _read_premises(path: Path, kept: DurableState) -> list[PremiseRecord]:
+def _read_premises(path: Path, streamed: StreamedPremises) -> list[PremiseRecord]:
     with path.open("rb") as file:
-        if crc32_of(file, kept.premises_bytes) != kept.premises_crc32:
-            raise ValueError(f"{path.name} has lost some of its {kept.premises:,} premises")
+        if crc32_of(file, streamed.size_bytes) != streamed.crc32:
+            raise ValueError(f"{path.name} has lost some of its {streamed.count:,} premises")
         file.seek(0)
-        lines = file.read(kept.premises_bytes).splitlines()
-    if len(lines) != kept.premises:
-        raise ValueError(f"{path.name} has {len(lines):,} premises, {PROGRESS} says {kept.premises:,}")
+        lines = file.read(streamed.size_bytes).splitlines()
+    if len(lines) != streamed.count:
+        raise ValueError(f"{path.name} has {len(lines):,} premises, {PROGRESS} says {streamed.count:,}")
     return [PremiseRecord.of_line(line) for line in lines]
 
 

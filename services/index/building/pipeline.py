@@ -16,7 +16,7 @@ from aeenc import errors
 from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord, Storage
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
-from services.index.building.vectors import BatchEncoder, VectorFile
+from services.index.building.vectors import BatchEncoder, VectorFile, WrittenVectors
 from services.kit.concurrency import run_in_thread
 from services.store.artifacts import ArtifactStore, ArtifactWriter
 
@@ -56,12 +56,12 @@ class BuildPipeline:
     @property
     def written(self) -> int:
         """Rows written so far."""
-        return self.file.rows if self.file else 0
+        return self.file.written.rows if self.file else 0
 
     @property
     def durable(self) -> int:
         """Streamed premises that are durable."""
-        return self._journal.kept.premises if self._journal else 0
+        return self._journal.kept.streamed.count if self._journal else 0
 
     def announce(self, generation_id: str) -> None:
         """Records, where there is a journal, which generation is about to be visible."""
@@ -71,7 +71,7 @@ class BuildPipeline:
     @property
     def is_all_durable(self) -> bool:
         """Whether all rows written so far are durable."""
-        return self._journal is not None and 0 < self.written == self._journal.kept.rows
+        return self._journal is not None and 0 < self.written == self._journal.kept.vectors.rows
 
     async def open(self, store: ArtifactStore, folder: str, resume_from: int) -> None:
         """Makes the directory, or takes over what the journal keeps. Raises what Journal.open raises."""
@@ -170,7 +170,7 @@ class BuildPipeline:
 
     def _append(self, rows: NDArray[np.float32]) -> None:
         if self.file is None:
-            self.file = VectorFile(self.writer.path / VECTORS, rows.shape[1], self._storage)
+            self.file = VectorFile(self.writer.path / VECTORS, WrittenVectors(rows.shape[1], self._storage))
         self.file.append(rows)
 
     def _close(self) -> None:

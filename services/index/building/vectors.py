@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,37 +30,35 @@ from services.index.building.folding import Draft
 _BLOCK_BYTES = 1024 * 1024
 
 
+@dataclass(frozen=True)
+class WrittenVectors:
+    """The vectors of a file: how many rows of `dim` numbers, their CRC-32, and the largest norm of a row."""
+
+    dim: int = 0
+    storage: Storage = "float32"
+    rows: int = 0
+    crc32: int = 0
+    largest_norm: float = 0.0
+
+
 class VectorFile:
     """A .npy matrix of float32 or float16 that grows by rows. Blocks on the disk: call it in a thread.
 
-    With `rows` it continues a file behind that many rows, whose CRC-32 is `crc32` and whose largest norm is
-    `largest_norm`, and cuts off what follows. Raises DataLoss when those rows have changed.
+    It continues a file behind the rows that are `written`, and cuts off what follows. Raises DataLoss when those rows
+    have changed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        dim: int,
-        storage: Storage = "float32",
-        *,
-        rows: int = 0,
-        crc32: int = 0,
-        largest_norm: float = 0.0,
-    ) -> None:
-        self.rows = rows
-        self.dim = dim
-        self.storage: Storage = storage
-        self.crc32 = crc32
-        self.largest_norm = largest_norm
-        self._dtype = np.dtype(DTYPES[storage])
+    def __init__(self, path: Path, written: WrittenVectors) -> None:
+        self.written = written
+        self._dtype = np.dtype(DTYPES[written.storage])
         header = self._header(0)
-        self._file = path.open("r+b" if rows else "wb")
-        if rows:
-            size_bytes = rows * dim * self._dtype.itemsize
+        self._file = path.open("r+b" if written.rows else "wb")
+        if written.rows:
+            size_bytes = written.rows * written.dim * self._dtype.itemsize
             self._file.seek(len(header))
-            if crc32_of(self._file, size_bytes) != crc32:
+            if crc32_of(self._file, size_bytes) != written.crc32:
                 self._file.close()
-                raise errors.DataLoss(f"{path} has lost some of its {rows:,} vectors; build again")
+                raise errors.DataLoss(f"{path} has lost some of its {written.rows:,} vectors; build again")
             self._file.truncate(len(header) + size_bytes)
             self._file.seek(0)
         self._file.write(header)
@@ -70,9 +69,12 @@ class VectorFile:
         stored = np.ascontiguousarray(rows, dtype=self._dtype)
         data = stored.tobytes()
         self._file.write(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
-        self.rows += len(rows)
-        self.largest_norm = max(self.largest_norm, float(norms_of(stored).max(initial=0.0)))
+        self.written = replace(
+            self.written,
+            rows=self.written.rows + len(rows),
+            crc32=zlib.crc32(data, self.written.crc32),
+            largest_norm=max(self.written.largest_norm, float(norms_of(stored).max(initial=0.0))),
+        )
 
     def sync(self) -> None:
         """Syncs all rows to disk."""
@@ -82,7 +84,7 @@ class VectorFile:
     def finish(self) -> None:
         """Writes the row count into the header and closes the file, which is then complete."""
         self._file.seek(0)
-        self._file.write(self._header(self.rows))
+        self._file.write(self._header(self.written.rows))
         self._file.close()
 
     def meta(self, corpus: str, space_id: str, premise_version: str, **engine: Any) -> dict[str, Any]:
@@ -91,10 +93,10 @@ class VectorFile:
             "corpus": corpus,
             "space_id": space_id,
             "premise_version": premise_version,
-            "dim": self.dim,
-            "premises": self.rows,
-            "storage": self.storage,
-            "largest_norm": self.largest_norm,
+            "dim": self.written.dim,
+            "premises": self.written.rows,
+            "storage": self.written.storage,
+            "largest_norm": self.written.largest_norm,
             **engine,
         }
 
@@ -106,7 +108,7 @@ class VectorFile:
     def _header(self, rows: int) -> bytes:
         """The file's header, which numpy pads to the same size for any number of rows."""
         buffer = io.BytesIO()
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (rows, self.dim)}
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (rows, self.written.dim)}
         np.lib.format.write_array_header_1_0(buffer, header)
         return buffer.getvalue()
 

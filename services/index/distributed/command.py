@@ -22,8 +22,7 @@ from aeenc.transport.targets import Targets
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of
 from services.index.distributed.engine import Built, Task, build
-from services.index.distributed.plan import Plan
-from services.index.distributed.stages import Encoders
+from services.index.distributed.stages import Encoders, Plan
 from services.index.distributed.work import Work, sweep
 from services.index.settings import IndexSettings
 from services.kit import logs

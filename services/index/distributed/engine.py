@@ -18,10 +18,9 @@ import numpy as np
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.corpus.generation import DTYPES, KIND, VECTORS, PremiseRecord, folder_of, write_premises
 from services.index.building.index_process import index_generation
-from services.index.building.vectors import VectorFile
+from services.index.building.vectors import VectorFile, WrittenVectors
 from services.index.distributed import stages
-from services.index.distributed.plan import Plan
-from services.index.distributed.stages import Encoders
+from services.index.distributed.stages import Encoders, Plan
 from services.index.distributed.work import FULL_DISK_REMEDY, Range, Work
 from services.index.values import EngineOptions
 from services.store.artifacts import Artifact, ArtifactStore
@@ -163,12 +162,12 @@ async def publish(
 
     folder = folder_of(plan.corpus)
     with store.writer(KIND, folder) as writer:
-        vectors = VectorFile(writer.path / VECTORS, first["dim"], plan.storage)
+        vectors = VectorFile(writer.path / VECTORS, WrittenVectors(first["dim"], plan.storage))
         for number, shard in full:
             content = work.whole(stages.ENCODE, number, stages.VECTORS, shard)
             vectors.append(np.frombuffer(content, DTYPES[plan.storage]).reshape(shard["count"], -1))
         vectors.finish()
         write_premises(writer.path, premises())
-        engine = await index_generation(writer.path, engines, vectors.rows, vectors.largest_norm)
+        engine = await index_generation(writer.path, engines, vectors.written.rows, vectors.written.largest_norm)
         meta = vectors.meta(plan.corpus, first["space_id"], first["version"], **engine)
         return store.push(folder, writer.commit(meta, id_prefix="g").id)

@@ -24,7 +24,7 @@ from services.corpus.generation import open_generation
 from services.index.__main__ import build
 from services.index.building import index_process
 from services.index.building.index_process import index_generation, train_ivf
-from services.index.building.vectors import VectorFile
+from services.index.building.vectors import VectorFile, WrittenVectors
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import write_lexical
 from services.index.settings import IndexSettings
@@ -305,12 +305,14 @@ def test_an_indexing_process_that_died_before_it_was_asked_is_unavailable():
 
 
 async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
-    vectors = VectorFile(tmp_path / "vectors.npy", 32)
+    vectors = VectorFile(tmp_path / "vectors.npy", WrittenVectors(32))
     vectors.append(np.stack([vector_of(text) for text in TEXTS]))
     vectors.finish()
     (tmp_path / INDEX).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device") as caught:
-        await index_generation(tmp_path, EngineOptions(engine="ivf"), vectors.rows, vectors.largest_norm)
+        await index_generation(
+            tmp_path, EngineOptions(engine="ivf"), vectors.written.rows, vectors.written.largest_norm
+        )
     assert caught.value.errno == errno.ENOSPC
 
 

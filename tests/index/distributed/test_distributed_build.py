@@ -21,8 +21,7 @@ from aeenc.transport.targets import Targets
 from services.index.building import journal
 from services.index.distributed import command, engine, stages
 from services.index.distributed.engine import Built, build
-from services.index.distributed.plan import Plan
-from services.index.distributed.stages import Encoders
+from services.index.distributed.stages import Encoders, Plan
 from services.index.distributed.work import Work
 from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore

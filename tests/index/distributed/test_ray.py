@@ -18,8 +18,7 @@ from aeenc.errors import InvalidArgument, Unavailable
 from aeenc.transport.targets import Targets
 from services.index.distributed.command import ON_LOOPBACK, connected
 from services.index.distributed.engine import build
-from services.index.distributed.plan import Plan
-from services.index.distributed.stages import Encoders
+from services.index.distributed.stages import Encoders, Plan
 from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
