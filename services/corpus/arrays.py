@@ -23,17 +23,13 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def exact_scores(rows: NDArray[np.float32], query: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns the inner products of `rows` (…, n, dim) with `query` (…, dim), in float64, rounded to float32."""
-    return exact_products(rows, query).astype(np.float32)
+    """Returns the inner products of `rows` (…, n, dim) with `query` (…, dim): in float64, rounded to float32.
 
-
-def exact_products(rows: NDArray[np.float32], query: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the inner products of `rows` (…, n, dim) with `query` (…, dim), each independent of the other rows.
-
-    Uses einsum, not `@`: BLAS sums a row in an order that depends on the number of rows.
+    Each is independent of the other rows. Uses einsum, not `@`: BLAS sums a row in an order that depends on how many
+    rows there are.
     """
     products: NDArray[np.float64] = np.einsum("...ij,...j->...i", rows.astype(np.float64), query)
-    return products
+    return products.astype(np.float32)
 
 
 def norms_of(rows: NDArray[np.floating]) -> NDArray[np.float64]:

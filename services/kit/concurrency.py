@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from aeenc import errors
 from services.kit.logs import get
@@ -66,6 +67,17 @@ async def every(seconds: float, step: Callable[[], Awaitable[object]], trouble: 
         except Exception:  # one failed step must not end the loop
             log.exception(trouble)
         await asyncio.sleep(seconds)
+
+
+class Turns:
+    """A lock for each name, which goes when nobody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, name: Hashable) -> asyncio.Lock:
+        """Returns the lock of a name, for `async with`."""
+        return self._locks.setdefault(name, asyncio.Lock())
 
 
 def observe_failure(future: asyncio.Future[Any]) -> None:

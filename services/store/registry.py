@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakValueDictionary
 
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.kit.concurrency import finish
+from services.kit.concurrency import Turns, finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
 from services.store.formats import NewerFormat, check_format
@@ -169,7 +168,7 @@ class Registry:
         self._beat = Script(redis, _BEAT)
         self._acknowledge = Script(redis, _ACKNOWLEDGE)
         self._rollouts = Script(redis, _ROLLOUTS)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by space
+        self._turns = Turns()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
         self._files = self._key("instance-files")  # hash: what each of them computes, as `heartbeat` has it
         self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait
@@ -288,7 +287,7 @@ class Registry:
         Otherwise its command could still be on its way to Redis when a later one is acknowledged. What remains: two
         trainers, or a Redis that is silent for longer than the socket waits; give `expected_revision` against those.
         """
-        async with self._turns.setdefault(space_id, asyncio.Lock()):
+        async with self._turns.of(space_id):
             running = asyncio.create_task(script(keys=keys, args=arguments))
             await finish(running)
             return running.result()

@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 from aeenc import errors
 from aeenc.transport.channel import Channel
@@ -46,7 +45,7 @@ from services.index.building.vectors import BatchEncoder
 from services.index.catalogue.catalogue import Catalogue
 from services.index.values import REMOTE_ENGINES, AckLevel, BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
-from services.kit.concurrency import cancel_all, finish, run_in_thread, with_pauses
+from services.kit.concurrency import Turns, cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
@@ -71,14 +70,12 @@ class Builder:
         self._encoders = encoders
         self._limits = limits
         self._options = options
-        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
 
-    async def sweep(self) -> None:
-        """Removes builds that nobody has continued for long, and records of old ones, of all corpora."""
-        await asyncio.to_thread(lambda: self._sweep(corpora_of(self._store)))
-
-    def _sweep(self, corpora: Sequence[str]) -> None:
-        sweep_journals(self._store, corpora, self._options.keep_s, self._options.request_keep_s)
+    async def sweep(self, *corpora: str) -> None:
+        """Removes builds that nobody has continued for long, and records of old ones, of these corpora or of all."""
+        ages = self._options.keep_s, self._options.request_keep_s
+        await asyncio.to_thread(lambda: sweep_journals(self._store, corpora or corpora_of(self._store), *ages))
 
     async def build(
         self, spec: BuildSpec, chunks: AsyncIterator[Sequence[PremiseRecord]]
@@ -91,9 +88,7 @@ class Builder:
         premises that are not kept.
         """
         check_spec(spec)
-        own = asyncio.Lock()
-        turn = self._turns.setdefault((spec.corpus, spec.request_id), own) if spec.request_id else own
-        async with turn:
+        async with self._turns.of((spec.corpus, spec.request_id) if spec.request_id else object()):
             with full_disk_is_unavailable("the disk", FULL_DISK_REMEDY):
                 found = await self._built_before(spec) if spec.request_id else None
                 last = None
@@ -127,11 +122,18 @@ class Builder:
         return artifact
 
     async def _base(self, spec: BuildSpec) -> Generation | None:
+        """Opens the generation to change. Raises SpaceMismatch for a build in another space than its own."""
         if not spec.base_generation:
             return None
         await self._catalogue.check_known(spec.corpus)
         # by hash: a new generation must not copy a damaged vector
-        return await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
+        base = await asyncio.to_thread(open_generation, self._store, spec.corpus, spec.base_generation, verify="full")
+        if spec.space_id not in {"", base.space_id}:
+            raise errors.SpaceMismatch(
+                f"base generation {base.id} is of space {base.space_id}, the build of space {spec.space_id}; stream "
+                "the whole corpus, without a base generation"
+            )
+        return base
 
     async def _commit(self, spec: BuildSpec, pipeline: BuildPipeline) -> Artifact:
         """Completes the files of premises and vectors, indexes them and makes them visible."""
@@ -179,11 +181,10 @@ class Builder:
         """Builds the generation; the last progress names it."""
         with suppress(OSError):  # swept by another process, or not readable
             await asyncio.to_thread(self._store.sweep, folder_of(spec.corpus))
-        await asyncio.to_thread(self._sweep, [spec.corpus])
+        await self.sweep(spec.corpus)
         base = await self._base(spec)
         folding = Folding(self._limits, spec.sameness)
         if base is not None:
-            check_base(spec.base_generation, base.space_id, spec.space_id)
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
         pipeline = BuildPipeline(
@@ -290,15 +291,6 @@ async def check_asked_again(
     if spec.resume_from:
         now = {"premises": spec.resume_from + streamed.count, "premises_crc32": premises["premises_crc32"]}
     check_same(spec.request_id, premises, now)
-
-
-def check_base(generation: str, space_id: str, wanted: str) -> None:
-    """Refuses to change a generation of one space by a build in another ("": the space of the base)."""
-    if wanted not in {"", space_id}:
-        raise errors.SpaceMismatch(
-            f"base generation {generation} is of space {space_id}, the build of space {wanted}; stream the whole "
-            "corpus, without a base generation"
-        )
 
 
 def _progress(pipeline: BuildPipeline) -> BuildProgress:

@@ -34,7 +34,7 @@ from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, folder_
 from services.index.building.vectors import VectorFile, WrittenVectors, crc32_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, remove_directory
-from services.store.files import atomic_write, make_directory, sync_directory
+from services.store.files import Documents, atomic_write, make_directory, sync_directory
 from services.store.formats import check_format, known_fields
 from services.store.objects import Bucket, CachedStore
 
@@ -130,7 +130,7 @@ class JournalCopy:
     def fetch(self) -> None:
         """Takes over the copy if it is ahead of what lies here. Raises Unavailable when the bucket is away."""
         content = self._bucket.read(f"{self._key}/{PROGRESS}")
-        if content is None or _ahead(content) <= _ahead(self._own_progress()):
+        if content is None or _ahead(content) <= _ahead(Documents(self._directory).read(PROGRESS) or b""):
             return  # the next push copies all of it again
         sizes = self._bucket.sizes(self._key)
         for name in _GROWING:
@@ -143,11 +143,6 @@ class JournalCopy:
             self._copied[name] = start
         atomic_write(self._directory / PROGRESS, content)
         log.info("a build goes on from its copy", key=self._key)
-
-    def _own_progress(self) -> bytes:
-        with suppress(FileNotFoundError):
-            return (self._directory / PROGRESS).read_bytes()
-        return b""
 
     def _part(self, name: str, start: int) -> str:
         return f"{self._key}/{PARTS}/{Path(name).name}-{start:015}"

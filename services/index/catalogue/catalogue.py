@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from weakref import WeakValueDictionary
 
 from aeenc import errors
 from services.corpus.active import (
@@ -44,7 +43,7 @@ from services.index.dense.approximate import OpenRemote
 from services.index.dense.batcher import SearchBatcher
 from services.index.values import Explanation, ReplicaState
 from services.kit import logs
-from services.kit.concurrency import cancel_all, finish
+from services.kit.concurrency import Turns, cancel_all, finish
 from services.store.artifacts import Artifact, ArtifactStore
 
 log = logs.get(__name__)
@@ -85,9 +84,9 @@ class Catalogue:
         self._damaged: dict[str, errors.AeencError] = {}
         self._failed: dict[str, FailedOpening] = {}
         self._corpora: set[str] = set()
-        self._opening: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._opening = Turns()
         self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
-        self._switching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._switching = Turns()  # a corpus that takes long to open holds up no other
         self._on_change = on_change
 
     async def load(self) -> None:
@@ -171,8 +170,10 @@ class Catalogue:
         asked = {"generation": generation_id, "expected_generation": expected}
         request = MoveRequest("activate", request_id, asked)
         folder, artifact, candidate = folder_of(corpus), None, None
-        async with self._turn(corpus):
-            last = await asyncio.to_thread(self._recorded, corpus)
+        async with self._switching.of(corpus):
+            last = Move()  # also when nobody can read it
+            with suppress(errors.DataLoss):
+                last = await asyncio.to_thread(latest_move, self._store, corpus)
             made = await asyncio.to_thread(lambda: made_before(records_of(self._store, corpus), request))
             if made is not None:
                 if generation_id:
@@ -208,7 +209,7 @@ class Catalogue:
         nothing again; AlreadyExists when it deleted another one.
         """
         request = MoveRequest("delete", request_id, {"generation": generation_id})
-        async with self._turn(corpus):
+        async with self._switching.of(corpus):
             if await asyncio.to_thread(deleted_before, self._store, corpus, generation_id, request):
                 return self.replicas(corpus)
             await self.check_known(corpus)
@@ -263,10 +264,6 @@ class Catalogue:
             names = ", ".join(sorted(self._corpora)[:10]) or "none yet"
             remedy = "build it (BuildGeneration, `aeenc corpus build`)"
             raise errors.NotFound(f"corpus {corpus!r} is unknown (known: {names}); {remedy}")
-
-    def _turn(self, corpus: str) -> asyncio.Lock:
-        """The lock of a corpus: one that takes long to open holds up no other."""
-        return self._switching.setdefault(corpus, asyncio.Lock())
 
     async def _move(
         self, corpus: str, candidate: ServedGeneration | None, expected: str | None, request: MoveRequest
@@ -325,12 +322,6 @@ class Catalogue:
             self._advance(corpus, move.number)
         return move
 
-    def _recorded(self, corpus: str) -> Move:
-        """The last move in the store; number 0 also when nobody can read it."""
-        with suppress(errors.DataLoss):
-            return latest_move(self._store, corpus)
-        return Move()
-
     def _start_to_follow(self, corpus: str, seen: Look | None = None) -> asyncio.Task[None]:
         task = self._following[corpus] = asyncio.create_task(self._follow(corpus, seen))
         task.add_done_callback(lambda _: self._following.pop(corpus, None))
@@ -356,7 +347,14 @@ class Catalogue:
         try:
             if seen is None:
                 seen = await asyncio.to_thread(self._looks.at, corpus, self.open.active.get(corpus))
-            await self._follow_to(corpus, seen, is_new=is_new)
+            self._keep_known(corpus, seen.ids)
+            if not seen.ids and not seen.move.number:
+                return  # nobody knows it
+            await self._serve(corpus, seen, is_checked=not is_new)
+            self._keep_known(corpus, seen.ids)  # again: it may serve no more
+            self._advance(corpus, seen.move.number)
+            if seen.has_deleted:
+                await asyncio.to_thread(self._looks.sweep, corpus)
         except Exception as error:  # whatever it is, other corpora go on
             problem = problem_of(corpus, error)
             if corpus not in self._damaged or self._damaged[corpus].message != problem.message:
@@ -364,16 +362,6 @@ class Catalogue:
                     log.exception("a corpus cannot be followed", corpus=corpus)
                 self._set_damaged(corpus, problem)
                 self._tell()
-
-    async def _follow_to(self, corpus: str, look: Look, *, is_new: bool) -> None:
-        self._keep_known(corpus, look.ids)
-        if not look.ids and not look.move.number:
-            return  # nobody knows it
-        await self._serve(corpus, look, is_checked=not is_new)
-        self._keep_known(corpus, look.ids)  # again: it may serve no more
-        self._advance(corpus, look.move.number)
-        if look.has_deleted:
-            await asyncio.to_thread(self._looks.sweep, corpus)
 
     def _keep_known(self, corpus: str, ids: Collection[str]) -> None:
         """Takes note of the generations that there are, and lets go of pinned ones that are not."""
@@ -399,8 +387,7 @@ class Catalogue:
 
     async def _opened(self, corpus: str, generation_id: str, *, hashed: bool = False) -> ServedGeneration:
         """Opens a generation, one at a time of each, unless it is open and stands; `hashed` hashes its files anyway."""
-        own = asyncio.Lock()
-        async with self._opening.setdefault((corpus, generation_id), own):
+        async with self._opening.of((corpus, generation_id)):
             served = self.open.known.get((corpus, generation_id))
             if served is None or not served.stands or (hashed and served.index.is_unsure):
                 served = await asyncio.to_thread(self._open, corpus, generation_id, hashed=hashed)

@@ -26,7 +26,7 @@ from services.index.dense.approximate import OpenRemote, SearchIndex, open_index
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import ALL, Explanation, Scope, Selection
-from services.kit.concurrency import run_in_thread
+from services.kit.concurrency import Turns, run_in_thread
 from services.kit.limits import AnswerRoom
 from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format, damage_is_data_loss
@@ -233,7 +233,7 @@ class Explanations:
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
-        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._changing = Turns()  # a large corpus holds up no other
         self._known: dict[str, list[Explanation]] = {}
         self._forgotten = Counter[str]()  # times, by corpus
 
@@ -242,7 +242,7 @@ class Explanations:
 
         A hypothesis put twice keeps the premises of both. Raises TooLarge for more than EXPLANATIONS_BYTES of a corpus.
         """
-        async with self._turn(corpus):
+        async with self._changing.of(corpus):
             try:  # a cancelled call changes what is on disk and what is in memory, or neither
                 return await run_in_thread(self._put, corpus, list(explanations), replace)
             finally:
@@ -260,7 +260,7 @@ class Explanations:
         """
         if (known := self._known.get(corpus)) is not None:
             return known
-        async with self._turn(corpus):
+        async with self._changing.of(corpus):
             found = self._known.get(corpus)  # read while this call waited
             if found is None:
                 times = self._forgotten[corpus]
@@ -273,10 +273,6 @@ class Explanations:
                 f"{corpus} --run RUN` (PutExplanations), or set prior to 0"
             )
         return found
-
-    def _turn(self, corpus: str) -> asyncio.Lock:
-        """The lock of a corpus: a large one holds up no other."""
-        return self._changing.setdefault(corpus, asyncio.Lock())
 
     def _put(self, corpus: str, added: Sequence[Explanation], is_all: bool) -> tuple[int, Move]:
         """Joins explanations with those in the store in a new file, which the move names."""

@@ -222,15 +222,12 @@ class FaissProposer:
 
     def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
         """Proposes by float32 products, whose last bits depend on the batch. Sets a process-wide FAISS variable."""
-        raw, ordinals = self._search(np.ascontiguousarray(queries, dtype=np.float32), width, selector_of(allowed))
-        return Proposal(ordinals, raw, rounding_bound(queries, self._largest_norm))
-
-    def _search(
-        self, queries: NDArray[np.float32], width: int, selector: Any
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        queries, selector = np.ascontiguousarray(queries, dtype=np.float32), selector_of(allowed)
+        error = rounding_bound(queries, self._largest_norm)
         if self._halves is not None:
             parameters = None if selector is None else FAISS.SearchParameters(sel=selector)
-            return tuple(self._halves.search(queries, width, params=parameters))
+            raw, ordinals = self._halves.search(queries, width, params=parameters)
+            return Proposal(ordinals, raw, error)
         rows, dim = self._vectors.shape
         raw = np.empty((len(queries), width), dtype=np.float32)
         ordinals = np.empty((len(queries), width), dtype=np.int64)
@@ -238,7 +235,7 @@ class FaissProposer:
         pointers = [faiss.swig_ptr(array) for array in (queries, self._vectors, raw, ordinals)]
         sizes = (dim, len(queries), rows, width)
         FAISS.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], *(() if selector is None else (selector,)))
-        return raw, ordinals
+        return Proposal(ordinals, raw, error)
 
 
 def is_out_of_reach(ceiling: NDArray[np.floating], last: NDArray[np.float32]) -> NDArray[np.bool_]:

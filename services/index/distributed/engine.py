@@ -45,12 +45,11 @@ class Processes(Protocol):
 
 @dataclass(frozen=True)
 class Built:
-    """A finished generation: of so many facts, of which so many shards were encoded now."""
+    """A finished generation: of so many facts."""
 
     artifact: Artifact
     facts: int
     premises: int
-    shards_encoded: int
 
 
 def build(
@@ -78,7 +77,7 @@ def build(
         artifact = asyncio.run(publish(plan, work, shards, store, engines))
         accept(artifact)
         work.remove()
-    return Built(artifact, facts, premises, run.ran)
+    return Built(artifact, facts, premises)
 
 
 def _shards(plan: Plan, run: _Stages, encoders: Encoders) -> tuple[int, int, list[dict[str, Any]]]:
@@ -97,10 +96,9 @@ def _shards(plan: Plan, run: _Stages, encoders: Encoders) -> tuple[int, int, lis
 
 
 class _Stages:
-    """Runs stages. `ran` and `newest` tell of the last: how many tasks ran now, and the version of the newest."""
+    """Runs stages. `newest` is the version that the newest shard was encoded by."""
 
     def __init__(self, plan: Plan, work: Work, processes: Processes, on_progress: OnProgress) -> None:
-        self.ran = 0
         self.newest = ""
         self._plan, self._work, self._processes, self._on_progress = plan, work, processes, on_progress
 
@@ -108,7 +106,6 @@ class _Stages:
         """Returns the records of all tasks of a stage, and runs those that have none. `total` counts premises."""
         found = {n: record for n in range(len(arguments)) if (record := self._work.record(stage, n)) is not None}
         missing = {number: arguments[number] for number in range(len(arguments)) if number not in found}
-        self.ran = len(missing)
 
         def report() -> None:
             done = sum(record["count"] for record in found.values()) if total else len(found)

@@ -46,7 +46,6 @@ from services.index.ranking.fusion import (
     with_bonus,
 )
 from services.index.values import (
-    ALL,
     WITHOUT_ENCODER,
     Effort,
     Explanation,
@@ -82,18 +81,18 @@ Rerank = Callable[  # hits and their texts, seconds left; the best k, and the cr
 InThread = Callable[[Callable[[], T]], Awaitable[T]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class RetrievalResult:
     """The hits of each query in the generation searched, by an encoder's `version` in `precision`.
 
     `unknown_splits` and `unknown_tags` are those of the scope that no premise has.
     """
 
-    hits: list[SearchHits]
     served: ServedGeneration
-    timings: Timings
-    unknown_splits: tuple[str, ...] = ()
-    unknown_tags: tuple[str, ...] = ()
+    unknown_splits: tuple[str, ...]
+    unknown_tags: tuple[str, ...]
+    hits: list[SearchHits] = field(default_factory=list)
+    timings: Timings = field(default_factory=Timings)
     version: str = ""
     precision: str = ""
     reranked_by: tuple[str, ...] = ()
@@ -101,7 +100,7 @@ class RetrievalResult:
 
 @dataclass(eq=False)
 class Call:
-    """One Retrieve under way: what is asked, of which generation, until when, and what its stages have found out.
+    """One Retrieve under way: what is asked, of which generation, until when, and what its stages tell the `result`.
 
     For each text, `accepted` has the ordinals accepted for it, `left_out` also that of the text itself. `encoded` are
     the vectors (n, dim) of the texts, `vectors` the same after feedback. `words` and `near` are kept for a second
@@ -116,12 +115,9 @@ class Call:
     left_out: list[list[int]]
     prior: Prior | None
     deadline: float | None  # on the clock of time.monotonic()
-    timings: Timings = field(default_factory=Timings)
+    result: RetrievalResult
     encoded: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    version: str = ""
-    precision: str = ""
-    reranked_by: tuple[str, ...] = ()
     keeps_words: bool = False
     words: dict[int, tuple[NDArray[np.float32], SearchHits]] = field(default_factory=dict)
     near: dict[int, Near] = field(default_factory=dict)
@@ -145,7 +141,8 @@ class Call:
             ordinals if itself is None else [itself, *ordinals] for itself, ordinals in zip(same, accepted, strict=True)
         ]
         keeps_words = bool(query.negative_feedback) and len(query.texts) * served.rows <= KEPT_SCORES
-        return cls(query, served, selection, accepted, left_out, prior, deadline, keeps_words=keeps_words)
+        result = RetrievalResult(served, *served.unknown(query.scope))
+        return cls(query, served, selection, accepted, left_out, prior, deadline, result, keeps_words=keeps_words)
 
     def accepted_texts(self, row: int) -> list[str]:
         """The texts of the premises accepted for one text."""
@@ -213,14 +210,10 @@ class Stages:
 
     async def answer(self, call: Call, started: float) -> RetrievalResult:
         """Goes through the stages of a call that began at `started` on the clock of time.perf_counter()."""
-        hits: list[SearchHits] = []
         for stage in self.of(call.query):
-            hits = await stage(call, hits)
-        call.timings.total_s = time.perf_counter() - started
-        unknown = call.served.unknown(call.query.scope)
-        return RetrievalResult(
-            hits, call.served, call.timings, *unknown, call.version, call.precision, call.reranked_by
-        )
+            call.result.hits = await stage(call, call.result.hits)
+        call.result.timings.total_s = time.perf_counter() - started
+        return call.result
 
     def of(self, query: TextQuery) -> list[Stage]:
         """The stages of a query, in their order."""
@@ -262,11 +255,12 @@ class Stages:
         )
         encoded = await self._encode_texts(texts, options, query.request_id, call.left_s)
         call.served.check_vectors(encoded.vectors, encoded.space_id)
-        call.encoded, call.version, call.precision = encoded.vectors, encoded.model_version, encoded.precision
+        call.encoded = encoded.vectors
+        call.result.version, call.result.precision = encoded.model_version, encoded.precision
         if query.accepted:
             call.encoded = await self._in_thread(partial(call.turned, encoded.vectors, call.accepted, EXPLAINED))
         call.vectors = call.encoded
-        call.timings.encode_s += time.perf_counter() - started
+        call.result.timings.encode_s += time.perf_counter() - started
         return []
 
     async def _nearest(self, call: Call, _hits: list[SearchHits], *, k: int) -> list[SearchHits]:
@@ -281,8 +275,8 @@ class Stages:
         found: dict[int, SearchHits] = {}
         for width in sorted(set(widths)):
             rows = [row for row, wanted in enumerate(widths) if wanted == width]
-            vectors, effort = call.vectors[rows], call.query.effort
-            hits = await self.search(call.served, vectors, width, call.selection, effort, call.left_s, call.timings)
+            asked = width, call.selection, call.query.effort
+            hits = await self.search(call.served, call.vectors[rows], *asked, call.left_s, call.result.timings)
             found |= dict(zip(rows, hits, strict=True))
         return [found[row].without(out, k) for row, out in enumerate(call.left_out)]
 
@@ -354,13 +348,13 @@ class Stages:
 
         texts = await self._in_thread(read)
         started = time.perf_counter()
-        ranked, call.reranked_by = await self._rerank_pairs(call.query, hits, texts, call.left_s)
-        call.timings.encode_s += time.perf_counter() - started
+        ranked, call.result.reranked_by = await self._rerank_pairs(call.query, hits, texts, call.left_s)
+        call.result.timings.encode_s += time.perf_counter() - started
         return ranked
 
     async def _in_executor(self, call: Call, work: Callable[[int], SearchHits]) -> list[SearchHits]:
         """Runs `work` for each text in the executor."""
-        return await self._each(range(len(call.query.texts)), work, call.deadline, call.timings)
+        return await self._each(range(len(call.query.texts)), work, call.deadline, call.result.timings)
 
 
 class Retrieval:
@@ -381,12 +375,12 @@ class Retrieval:
         served.check_vectors(query.vectors, query.space_id)
         query.check_unit()
         check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
-        selection, timings = await select(served, query.scope), Timings()
-        hits = await self._stages.search(
-            served, query.vectors, query.scope.k, selection, query.effort, deadline_s, timings
+        selection, answer = await select(served, query.scope), RetrievalResult(served, *served.unknown(query.scope))
+        answer.hits = await self._stages.search(
+            served, query.vectors, query.scope.k, selection, query.effort, deadline_s, answer.timings
         )
-        timings.total_s = time.perf_counter() - started
-        return RetrievalResult(hits, served, timings, *served.unknown(query.scope))
+        answer.timings.total_s = time.perf_counter() - started
+        return answer
 
     async def retrieve(self, query: TextQuery, *, deadline_s: float | None = None) -> RetrievalResult:
         """Finds the premises that best explain each text.
@@ -433,8 +427,6 @@ def check_answer(texts: int, k: int, rows: int, hit_bytes: int, limits: Limits) 
 
 async def select(served: ServedGeneration, scope: Scope) -> Selection:
     """Turns a scope into a selection; looks long lists of ids up off the event loop."""
-    if not (scope.splits or scope.exclude_ids or scope.only_ids or scope.before_id or scope.clauses):
-        return ALL
     return await _off_loop(len(scope.exclude_ids) + len(scope.only_ids), lambda: served.select(scope))
 
 

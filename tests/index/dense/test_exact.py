@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.arrays import exact_products, norms_of
+from services.corpus.arrays import exact_scores, norms_of
 from services.corpus.generation import PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import exact
@@ -66,11 +66,11 @@ def batcher():
 def test_the_product_of_a_row_does_not_depend_on_its_neighbours(dim: int):
     rng = np.random.default_rng(0)
     rows, query = unit(rng.normal(size=(257, dim))), rng.normal(size=dim)
-    together = exact_products(rows, query)
-    alone = np.concatenate([exact_products(rows[n : n + 1], query) for n in range(len(rows))])
+    together = exact_scores(rows, query)
+    alone = np.concatenate([exact_scores(rows[n : n + 1], query) for n in range(len(rows))])
     assert together.tobytes() == alone.tobytes()
-    pairs = np.concatenate([exact_products(rows[n : n + 2], query) for n in range(0, 256, 2)])
-    assert together[:256].tobytes() == pairs.tobytes() == exact_products(rows[:256], query).tobytes()
+    pairs = np.concatenate([exact_scores(rows[n : n + 2], query) for n in range(0, 256, 2)])
+    assert together[:256].tobytes() == pairs.tobytes() == exact_scores(rows[:256], query).tobytes()
 
 
 async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(batcher: SearchBatcher):

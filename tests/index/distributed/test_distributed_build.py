@@ -216,9 +216,8 @@ async def test_a_damaged_shard_is_found_and_made_again(
         await built(source())
     monkeypatch.setattr(Work, "finish", finish)
     again = Here()
-    found = await built(source(), again)
+    await built(source(), again)
     assert again.ran == [("encode", 2)]
-    assert found.shards_encoded == 1
 
 
 @pytest.mark.parametrize("path", ["read/000001.facts", "read/000001.ids", "fold/000001.premises"])
