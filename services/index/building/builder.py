@@ -187,15 +187,8 @@ class Builder:
         if base is not None:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None
-        pipeline = BuildPipeline(
-            folding,
-            partial(self._batches, spec),
-            base,
-            journal,
-            self._options.sync_s,
-            self._options.engines.storage,
-            spec.space_id,
-        )
+        batches = partial(self._batches, spec)
+        pipeline = BuildPipeline(folding, batches, base, journal, self._options, spec.space_id)
         try:
             await pipeline.open(self._store, folder_of(spec.corpus), spec.resume_from)
             async with aclosing(self._steps(pipeline, chunks)) as steps:
@@ -214,21 +207,21 @@ class Builder:
         self, pipeline: BuildPipeline, chunks: AsyncIterator[Sequence[PremiseRecord]]
     ) -> AsyncGenerator[BuildProgress, None]:
         """Receives, encodes and writes all premises."""
-        batch, last = self._options.batch, _progress(pipeline)
+        last = _progress(pipeline)
         if pipeline.durable:
             yield last
         try:
             async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
                 async for chunk in received:
                     await pipeline.receive(chunk)
-                    async for _ in pipeline.advance(batch):
+                    async for _ in pipeline.advance():
                         yield _progress(pipeline)
                     await pipeline.sync_if_due()
                     if last != (last := _progress(pipeline)):
                         yield last
             # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
             yield _progress(pipeline)
-            async for _ in pipeline.drain(batch):
+            async for _ in pipeline.drain():
                 yield _progress(pipeline)
         except errors.FailedPrecondition:  # the encoder's; the premises are still good
             await pipeline.forget_vectors()

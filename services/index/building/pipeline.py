@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord, Storage
+from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
 from services.index.building.vectors import BatchEncoder, VectorFile, WrittenVectors
+from services.index.values import BuildOptions
 from services.kit.concurrency import run_in_thread
 from services.store.artifacts import ArtifactStore, ArtifactWriter
 
@@ -25,8 +26,8 @@ class BuildPipeline:
     """One build: `open` it, `receive` premises, `advance` or `drain`, commit its `writer`, `close` it.
 
     `batches` makes an encoder for a space and a version ("": whichever answers). Without a `base`, `space_id` names the
-    space ("": the encoder's default). The journal syncs every `sync_s` seconds and outlives the build if `keep` is set.
-    `storage` is that of new vectors; kept ones keep theirs.
+    space ("": the encoder's default). The journal outlives the build if `keep` is set. Vectors that it has keep their
+    storage.
     """
 
     def __init__(
@@ -35,8 +36,7 @@ class BuildPipeline:
         batches: Callable[[str, str], BatchEncoder],
         base: Generation | None,
         journal: Journal | None,
-        sync_s: float,
-        storage: Storage = "float32",
+        options: BuildOptions,
         space_id: str = "",
     ) -> None:
         self.writer: ArtifactWriter
@@ -47,8 +47,7 @@ class BuildPipeline:
         self._make_batches = batches
         self._base = base
         self._journal = journal
-        self._sync_s = sync_s
-        self._storage: Storage = storage
+        self._options = options
         self._synced_at = time.monotonic()
         self._sent = 0
         self._open = ExitStack()
@@ -84,8 +83,9 @@ class BuildPipeline:
         """Takes streamed premises. Raises InvalidArgument for a bad one, AlreadyExists for one unlike the kept one."""
         await run_in_thread(self._add, premises)
 
-    async def advance(self, batch: int) -> AsyncIterator[None]:
+    async def advance(self) -> AsyncIterator[None]:
         """Sends all full batches; yields after each write."""
+        batch = self._options.batch
         while len(self.folding.drafts) - self._sent >= batch:
             async for _ in self._send(self.folding.drafts[self._sent : self._sent + batch]):
                 yield
@@ -93,11 +93,11 @@ class BuildPipeline:
             await self._take()
             yield
 
-    async def drain(self, batch: int) -> AsyncIterator[None]:
+    async def drain(self) -> AsyncIterator[None]:
         """Sends the rest and waits for all. Raises AlreadyExists when the stream is shorter than the one before."""
         if self._journal is not None:
             self._journal.check_all_seen()
-        async for _ in self.advance(batch):
+        async for _ in self.advance():
             yield
         if self._sent < len(self.folding.drafts):
             async for _ in self._send(self.folding.drafts[self._sent :]):
@@ -110,7 +110,7 @@ class BuildPipeline:
         """Syncs new work to disk once `sync_s` has passed."""
         if (
             self._journal is not None
-            and time.monotonic() - self._synced_at >= self._sync_s
+            and time.monotonic() - self._synced_at >= self._options.sync_s
             and self._journal.has_news(self.written)
         ):
             await self._sync(self.file)
@@ -170,7 +170,9 @@ class BuildPipeline:
 
     def _append(self, rows: NDArray[np.float32]) -> None:
         if self.file is None:
-            self.file = VectorFile(self.writer.path / VECTORS, WrittenVectors(rows.shape[1], self._storage))
+            self.file = VectorFile(
+                self.writer.path / VECTORS, WrittenVectors(rows.shape[1], self._options.engines.storage)
+            )
         self.file.append(rows)
 
     def _close(self) -> None:

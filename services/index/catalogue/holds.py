@@ -22,12 +22,6 @@ _HOLDER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HoldersOf = dict[str, list[str]]  # generation -> its holders, sorted
 
 
-def check_holder(holder: str) -> None:
-    """Raises InvalidArgument for what is no holder's name."""
-    if not _HOLDER.fullmatch(holder):
-        raise errors.InvalidArgument.field("holder", f"{holder!r} is not 1 to 64 letters, digits, '.', '_' and '-'")
-
-
 def check_unheld(corpus: str, generation_id: str, holders: Iterable[str], despite: Collection[str]) -> None:
     """Raises FailedPrecondition naming the holders that a deletion does not name."""
     if left := [one for one in holders if one not in despite]:
@@ -46,11 +40,9 @@ class Holds:
 
     async def put(self, corpus: str, generation_id: str, holder: str) -> None:
         """Holds a generation, durably. Raises InvalidArgument for a bad name, NotFound for an unknown generation."""
-        check_holder(holder)
-        await asyncio.to_thread(self._put, corpus, generation_id, holder)
+        await asyncio.to_thread(self._put, corpus, generation_id, self._key(corpus, generation_id, holder))
 
-    def _put(self, corpus: str, generation_id: str, holder: str) -> None:
-        key = self._key(corpus, generation_id, holder)
+    def _put(self, corpus: str, generation_id: str, key: str) -> None:
         with moving(self._store, corpus):
             self._store.check_exists(folder_of(corpus), generation_id)
             self._store.documents.write(key, b"")
@@ -62,7 +54,6 @@ class Holds:
 
     async def remove(self, corpus: str, generation_id: str, holder: str) -> None:
         """Ends a hold, which may have ended already. Raises InvalidArgument for a bad name."""
-        check_holder(holder)
         self._store.path(folder_of(corpus), generation_id)  # refuses what is no id
         await asyncio.to_thread(self._store.documents.remove, self._key(corpus, generation_id, holder))
 
@@ -81,7 +72,9 @@ class Holds:
     def drop(self, corpus: str, generation_id: str) -> None:
         """Ends all holds of a generation that is deleted. It blocks."""
         for holder in self.read(corpus).get(generation_id, ()):
-            self._store.documents.remove(self._key(corpus, generation_id, holder))
+            self._store.documents.remove(f"{folder_of(corpus)}/{FOLDER}/{generation_id}.{holder}")
 
     def _key(self, corpus: str, generation_id: str, holder: str) -> str:
+        if not _HOLDER.fullmatch(holder):
+            raise errors.InvalidArgument.field("holder", f"{holder!r} is not 1 to 64 letters, digits, '.', '_' and '-'")
         return f"{folder_of(corpus)}/{FOLDER}/{generation_id}.{holder}"

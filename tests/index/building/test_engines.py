@@ -324,8 +324,9 @@ async def test_a_text_is_searched_as_widely_alone_as_beside_others(serve, scienc
         asked.append((len(queries), k))
         return await search(self, served, queries, k, *args, **kwargs)
 
+    monkeypatch.setattr(SearchBatcher, "search", noted)
     async with serve() as index:
-        monkeypatch.setattr(SearchBatcher, "search", noted)
+        asked.clear()
         alone = await index.client.retrieve("science", [TEXTS[0], "metal"], k=5)
         beside = await index.client.retrieve(
             "science", [TEXTS[0], "metal", "star"], k=5, accepted=[[], [], ["p1", "p2", "p3"]]

@@ -129,7 +129,7 @@ def check_build(store: ArtifactStore, request_id: str, texts: list[str], promise
         journal.open(premises)
         file = journal.vectors()
         assert [one.text for one in journal.premises] == texts[: len(journal.premises)]
-        assert (file.rows if file else 0) >= rows, "acknowledged vectors are lost"
+        assert (file.written.rows if file else 0) >= rows, "acknowledged vectors are lost"
         if file:
             file.abandon()
         journal.close(keep=True)
