@@ -14,6 +14,7 @@ from services.index.building.builder import Builder
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.following import Follower
 from services.index.catalogue.replicas import Replicas
+from services.index.catalogue.served import OpenGenerations
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalExecutor
 from services.index.ranking.encoding import QueryEncoder, Reranker
@@ -76,8 +77,7 @@ def build(settings: IndexSettings) -> GrpcServer:
         store,
         batcher,
         replicas,
-        pinned_generations=settings.pinned_generations,
-        pinned_bytes=settings.pinned_bytes,
+        OpenGenerations(settings.pinned_generations, settings.pinned_bytes),
         open_remote=milvus.of if milvus else None,
         on_change=health.source("corpora"),
     )

@@ -33,7 +33,6 @@ from services.index.catalogue.following import FailedOpening, Look, Looks, probl
 from services.index.catalogue.holds import Holds, check_unheld
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.served import (
-    PINNED_BYTES,
     Explanations,
     OpenGenerations,
     ServedGeneration,
@@ -71,14 +70,13 @@ class Catalogue:
         store: ArtifactStore,
         batcher: SearchBatcher,
         replicas: Replicas,
+        opened: OpenGenerations,
         *,
-        pinned_generations: int = 4,
-        pinned_bytes: int = PINNED_BYTES,
         open_remote: OpenRemote | None = None,
         on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store, self._batcher, self._replicas, self._open_remote = store, batcher, replicas, open_remote
-        self.open, self.holds = OpenGenerations(pinned_generations, pinned_bytes), Holds(store)
+        self.open, self.holds = opened, Holds(store)
         self.explanations, self._looks = Explanations(store), Looks(store)
         self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
         self._damaged: dict[str, errors.AeencError] = {}

@@ -133,9 +133,8 @@ class ApproximateIndex:
         Raises InvalidArgument for an effort that the engine does not know.
         """
         available = self.rows if allowed is None else int(np.count_nonzero(allowed))
-        if not effort.exact:
-            self._check(effort)
-        if effort.exact or available <= max(k, SCAN_ROWS if allowed is not None else 0):
+        self._check(effort)
+        if available <= max(k, SCAN_ROWS if allowed is not None else 0):
             return self.flat.nearest(queries, k, allowed)
         asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
         breadth = min(asked * self.rows // available, self._widest)  # allowed rows lie farther apart the fewer they are

@@ -8,7 +8,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.corpus.active import MoveRecords
+from services.corpus.moves import Records
 from services.index.catalogue.served import FOLDER
 from support.worlds.index_world import facts, raises
 
@@ -65,7 +65,7 @@ async def test_explanations_whose_change_cannot_be_recorded_are_as_before_on_dis
         if before:
             await index.client.put_explanations("science", before)
         with monkeypatch.context() as patched:
-            patched.setattr(MoveRecords, "create", full)
+            patched.setattr(Records, "create", full)
             once = iter([("ice melts", ["f6"])])  # an iterator is not sent again
             await raises(errors.Unavailable, index.client.put_explanations("science", once, replace=True), "full")
         async with serve() as again:

@@ -79,7 +79,7 @@ def test_the_least_effort_that_reaches_the_recall_is_found_and_kept(index: Appro
     plan = index.plan
     assert 0.97 <= plan.recall_at_10 <= 1.0
     assert plan.queries == 500
-    found, truth = index.nearest(QUERIES, 10), index.nearest(QUERIES, 10, effort=EXACT)
+    found, truth = index.nearest(QUERIES, 10), index.flat.nearest(QUERIES, 10)
     assert index_process.recall_of(found, truth) >= 0.95
     assert not any(one.exact for one in found)
     assert all(one.exact for one in truth)
@@ -109,7 +109,7 @@ async def test_concurrent_mixed_batches_give_each_query_the_answer_that_it_gets_
     assert searching.batches < len(calls), "nothing was coalesced"
     for (picked, k, effort, _), outcome in zip(calls, outcomes, strict=True):
         for row, found in zip(picked.tolist(), outcome, strict=True):
-            expected = index.nearest(QUERIES[row : row + 1], k, effort=EXACT)[0] if effort.exact else alone[row, k]
+            expected = index.flat.nearest(QUERIES[row : row + 1], k)[0] if effort.exact else alone[row, k]
             assert (found.ordinals.tolist(), found.exact) == (expected.ordinals.tolist(), effort.exact)
             assert found.scores.tobytes() == expected.scores.tobytes()
 
@@ -143,7 +143,7 @@ def test_a_selection_is_kept_to_and_never_short(
         for found in index.nearest(QUERIES[:5], k, few):
             assert len(found.ordinals) == min(k, 80)
             assert set((found.ordinals % 50).tolist()) == {0}
-    truth = index.nearest(QUERIES, 10, few, EXACT)
+    truth = index.flat.nearest(QUERIES, 10, few)
     assert index_process.recall_of(index.nearest(QUERIES, 10, few), truth) >= 0.95
     best = [int(one.ordinals[0]) for one in index.nearest(QUERIES, 1)]
     rest = served.allowed(Selection(excluded=frozenset(best)))

@@ -159,5 +159,5 @@ def test_the_command_prints_what_the_index_reads(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, str(value))
     from services.index.settings import IndexSettings
 
-    assert asdict(IndexSettings().lexical) == pytest.approx(told["settings"])
+    assert asdict(IndexSettings().engines.lexical) == pytest.approx(told["settings"])
     assert set(told["splits"]) == {"train", "dev"}

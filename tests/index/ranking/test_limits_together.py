@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,7 @@ def never_ranking(index: Any) -> None:
         raise AssertionError("it was ranked")
 
     public = next(one for _, one in index.server._servicers if hasattr(one, "_retrieval"))
-    public._retrieval.stages = lambda _: [ranked]
-    public._retrieval._batcher.search = ranked
+    public._retrieval._stages = SimpleNamespace(search=ranked, answer=ranked)
 
 
 REFUSED = {

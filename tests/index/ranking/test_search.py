@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -178,8 +179,7 @@ async def test_an_answer_that_cannot_fit_is_refused_before_anything_is_ranked(in
         "retrieve": lambda count: index.client.retrieve("science", ["fact"] * count, k=1000, mode="lexical"),
     }
     assert await calls[ask](2)
-    public._retrieval._batcher.search = ranked
-    public._retrieval.stages = lambda _: [ranked]
+    public._retrieval._stages = SimpleNamespace(search=ranked, answer=ranked)
     await raises(errors.TooLarge, calls[ask](100), "4,000 hits", "at most", "smaller k")
 
 

@@ -434,7 +434,7 @@ async def test_a_bad_text_fails_its_own_caller_only(built, encoder):
 async def test_an_encoder_that_is_too_slow_ends_in_time_and_callers_who_left_are_not_encoded(
     built, encoder, monkeypatch: pytest.MonkeyPatch
 ):
-    waiting, encode = set(), QueryEncoder.encode
+    waiting, encode = set(), QueryEncoder._answer
 
     async def seen(self, texts, *given, **options):
         waiting.update(texts)
@@ -443,7 +443,7 @@ async def test_an_encoder_that_is_too_slow_ends_in_time_and_callers_who_left_are
         finally:
             waiting.difference_update(texts)
 
-    monkeypatch.setattr(QueryEncoder, "encode", seen)
+    monkeypatch.setattr(QueryEncoder, "_answer", seen)
     encoder.servicer.may_answer.clear()
     slow = built.client.retrieve("science", ["ice"], timeout_s=0.3)
     await raises(errors.DeadlineExceeded, slow)
