@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import errors
-from aeenc.calls.encoding import Precision
 from services.corpus.generation import Clause, Storage
 from services.kit.limits import Limits, check_count, check_k, check_texts
 from services.store.artifacts import Artifact
+
+Precision = Literal["float32", "float16", "int8"]
 
 
 @dataclass(frozen=True)
