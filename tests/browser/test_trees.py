@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from browser.test_annotate import read, shown
 from browser.test_safety import needs_axe, serious
 
+from aeenc.trees import Dataset
 from support.waiting import eventually
 
 pytestmark = pytest.mark.browser
@@ -106,17 +106,12 @@ async def test_an_author_learns_what_was_decided_otherwise(bench: Any) -> None:
 
 def test_the_practice_tree_is_a_gold_tree_of_the_sample() -> None:
     nodes = {one["text"]: one for one in json.loads(PRACTICE.read_text(encoding="utf-8"))}
-    [root, *_] = nodes
-    lines = (ROOT / "data/sample/dataset/task_2/train.jsonl").read_text(encoding="utf-8").splitlines()
-    [gold] = [one for one in map(json.loads, lines) if one["hypothesis"] == root]
-    texts = dict(re.findall(r"(sent\d+): (.*?)(?= sent\d+: |$)", gold["context"]))
-    texts |= dict(re.findall(r"(int\d+): ([^;]+);", gold["proof"])) | {"hypothesis": root}
-    steps = re.findall(r"([^;]+?) -> (\w+)", gold["proof"])
-    assert {name: set(one["accepted"]) for name, one in nodes.items()} == {
-        texts[concluded]: {texts[one.strip()] for one in premises.split("&")} for premises, concluded in steps
-    }
+    gold = {query.text: query.gold for query in Dataset.load(ROOT / "data" / "sample").queries("train")}
+    assert all(sorted(one["accepted"]) == sorted(gold[text]) for text, one in nodes.items())
+    [root, *below] = nodes
+    assert set(below) == set(gold[root]) & gold.keys()
     for name, one in nodes.items():
-        assert set(one["accepted"]) <= set(one["why"]) <= set(one["candidates"]) <= set(texts.values())
+        assert set(one["accepted"]) <= set(one["why"]) <= set(one["candidates"])
         assert name not in one["candidates"]
         assert len(set(one["candidates"])) == len(one["candidates"])
 

@@ -41,7 +41,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   const [busy, setBusy] = useState(false);
   const [empty, setEmpty] = useState(false); // an answer that accepts nothing waits for a word
   const [cleared, setCleared] = useState<Draft | null>(null);
-  const [met, setMet] = useState(localStorage.getItem(metKey()) !== null); // has opened the guideline, or answered
+  const [met, setMet] = useState(localStorage.getItem(metKey()) !== null); // has answered
   const [letters, setLetters] = useState(localStorage.getItem(LETTERS) !== "off");
   const [now, setNow] = useState(Date.now());
   const [ends, setEnds] = useState(0);
@@ -404,11 +404,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     else { setTold("Taken back; somebody else has that task now."); await next(); }
   });
 
-  function help(): void {
-    localStorage.setItem(metKey(), "yes");
-    setMet(true);
-    setGuideline(true);
-  }
+  const help = (): void => setGuideline(true);
 
   function reopen(): void {
     if (practice) { practice.show(""); return; }
@@ -499,7 +495,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       </aside>
       <section class="work" aria-label="Task">
         {queue && !practice && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
-        {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button> {!practice && <a href="/?practice">Practise on a tree whose answer is known</a>}</p>}
+        {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button> {!practice && <a href="/?practice">Practise on a tree whose answer is known</a>} <span>A number accepts its sentence. A click on a sentence frames it, and what stands below is said of that one.</span></p>}
         {reopening !== null && <Reopen at={reopening.run} task={reopening.task} all={role !== "annotator"} close={() => setReopening(null)} />}
         {guideline && <Guideline text={queue?.guideline ?? ""} newer={newer !== ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
         {!lease || !draft ? whole && tree ? <>{after}{message}<Whole tree={tree} busy={busy} open={openNode} next={skip} /></> : <>{after}{message}<p class="idle" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
