@@ -22,7 +22,6 @@ from services.sampler.people.controls import ControlItems
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue
-from services.sampler.people.review import Review
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
@@ -54,7 +53,16 @@ def build(settings: SamplerSettings) -> GrpcServer:
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, keys)
     controls = ControlItems(tasks, settings.queues)
-    queue = TaskQueue(store, nodes, tasks, settings.queues, controls, retrieval.premises, settings.message_bytes)
+    queue = TaskQueue(
+        store,
+        nodes,
+        tasks,
+        settings.queues,
+        controls,
+        retrieval.premises,
+        following.follow,
+        settings.message_bytes,
+    )
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
@@ -77,7 +85,6 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, k=MAX_K)
     sampling = Sampling(store, nodes, pairs, retrieval, holds, runner, oracles, limits, settings.max_hypotheses)
-    review = Review(store, nodes, tasks, queue, following.follow)
     overview = Overview(store, nodes, tasks, settings.queues, controls)
     retention = Retention(
         store,
@@ -94,7 +101,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     )
     server.add(
         people_pb2_grpc.add_PeopleServiceServicer_to_server,
-        PeopleServicer(queue, review, overview, limits),
+        PeopleServicer(queue, overview, limits),
         "aeenc.v1.PeopleService",
     )
     server.add(

@@ -21,7 +21,6 @@ from services.sampler.execution.retention import Retention
 from services.sampler.execution.sampling import Sampling
 from services.sampler.people.overview import Overview
 from services.sampler.people.queue import TaskQueue, Wanted
-from services.sampler.people.review import Review
 from services.sampler.people.tasks import TaskRecord, moment_of
 
 T = TypeVar("T")
@@ -112,8 +111,8 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     """Converts, delegates, converts back."""
 
-    def __init__(self, queue: TaskQueue, review: Review, overview: Overview, limits: Limits) -> None:
-        self._queue, self._review, self._overview = queue, review, overview
+    def __init__(self, queue: TaskQueue, overview: Overview, limits: Limits) -> None:
+        self._queue, self._overview = queue, overview
         self._limit_bytes = limits.message_bytes
         self._page = partial(_page, limits.message_bytes, MAX_PAGE)
 
@@ -143,7 +142,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         self, request: people_pb2.UndoVerdictsRequest, context: Any
     ) -> people_pb2.UndoVerdictsResponse:
         annotator = caller().person(request.annotator, "annotator")
-        undone = await self._review.undo(request.run_id, annotator, request.count, request.request_id)
+        undone = await self._queue.undo(request.run_id, annotator, request.count, request.request_id)
         return people_pb2.UndoVerdictsResponse(answer_ids=undone)
 
     async def AmendVerdicts(
@@ -151,17 +150,17 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     ) -> people_pb2.AmendVerdictsResponse:
         sent = convert.from_answer(request.answer)
         annotator, others = caller().person(sent.answer.annotator, "annotator"), caller().role >= Role.ADJUDICATE
-        answer_id = await self._review.amend(request.answer_id, sent, annotator, request.request_id, others=others)
+        answer_id = await self._queue.amend(request.answer_id, sent, annotator, request.request_id, others=others)
         return people_pb2.AmendVerdictsResponse(answer_id=answer_id)
 
     async def Adjudicate(self, request: people_pb2.AdjudicateRequest, context: Any) -> people_pb2.AdjudicateResponse:
         decision = Answer.from_message(request.answer)
         decision = replace(decision, annotator=caller().person(decision.annotator, "annotator"))
-        answer_id = await self._review.adjudicate(request.run_id, decision, request.request_id)
+        answer_id = await self._queue.adjudicate(request.run_id, decision, request.request_id)
         return people_pb2.AdjudicateResponse(answer_id=answer_id)
 
     async def CloseTask(self, request: people_pb2.CloseTaskRequest, context: Any) -> people_pb2.CloseTaskResponse:
-        record = await self._review.close(
+        record = await self._queue.close(
             request.run_id,
             request.task_id,
             caller().person(request.annotator, "annotator"),
@@ -178,11 +177,11 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     ) -> people_pb2.RetrieveAgainResponse:
         wanted = Wanted(request.run_id, hypothesis_id=request.hypothesis_id, task_id=request.task_id)
         who = caller().person(request.annotator, "annotator")
-        run, tasks = await self._review.retrieve_again(wanted, request.lease_id, who, dry_run=request.dry_run)
+        run, tasks = await self._queue.retrieve_again(wanted, request.lease_id, who, dry_run=request.dry_run)
         return people_pb2.RetrieveAgainResponse(model_version=run.version, task_ids=tasks)
 
     async def ListChanges(self, request: people_pb2.ListChangesRequest, context: Any) -> people_pb2.ListChangesResponse:
-        read = partial(self._review.changes, request.run_id, request.task_id)
+        read = partial(self._overview.changes, request.run_id, request.task_id)
         return await self._page(request, read, TaskEvent.to_message, people_pb2.ListChangesResponse, "changes")
 
     async def GetTree(self, request: people_pb2.GetTreeRequest, context: Any) -> people_pb2.GetTreeResponse:
@@ -203,7 +202,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     async def GetAgreement(
         self, request: people_pb2.GetAgreementRequest, context: Any
     ) -> people_pb2.GetAgreementResponse:
-        return convert.to_agreement(await self._review.agreement(request.run_id), self._limit_bytes)
+        return convert.to_agreement(await self._overview.agreement(request.run_id), self._limit_bytes)
 
     async def ListTasks(self, request: people_pb2.ListTasksRequest, context: Any) -> people_pb2.ListTasksResponse:
         read: Any
@@ -213,7 +212,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         else:
             blind = caller().role < Role.ADJUDICATE
             viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
-            read = partial(self._review.tasks, request.run_id, convert.from_state(request.state))
+            read = partial(self._overview.tasks, request.run_id, convert.from_state(request.state))
 
         def to_message(record: TaskRecord) -> people_pb2.JudgedTask:
             return convert.to_judged_task(record, mine if request.answered_by else record.hidden_from(viewer))
@@ -223,7 +222,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     async def WatchTasks(
         self, request: people_pb2.WatchTasksRequest, context: Any
     ) -> AsyncIterator[people_pb2.WatchTasksResponse]:
-        async for event in self._review.watch(request.run_id, request.from_seq, from_now=request.from_now):
+        async for event in self._overview.watch(request.run_id, request.from_seq, from_now=request.from_now):
             yield people_pb2.WatchTasksResponse(event=event.to_message())
 
 

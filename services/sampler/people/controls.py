@@ -72,6 +72,27 @@ class ControlItems:
         await self._tasks.put(new)
         return wanted
 
+    async def qualifies(self, run: Run, annotator: str, *, is_named: bool) -> bool:
+        """Whether a person is in the qualification round.
+
+        Raises NotQualified if they have failed it, and within it where they name the hypothesis or task they want.
+        """
+        found = await self.qualification(run, annotator)
+        if found is None or found.passed:
+            return False
+        queue = run.config.oracle
+        if found.answered >= found.items:
+            raise NotQualified(
+                f"{annotator} has not passed the qualification round of queue {queue!r}: fewer than "
+                f"{self._queues[queue].qualify_share:.0%} of the verdicts were right; ask who leads the queue"
+            )
+        if is_named:
+            raise NotQualified(
+                f"{annotator} has answered {found.answered} of the {found.items} tasks that qualify for queue "
+                f"{queue!r}; lease without naming a hypothesis or task first"
+            )
+        return True
+
     async def qualification(self, run: Run, annotator: str) -> Qualification | None:
         """A person's qualification for the run's queue; None where it has no such round.
 

@@ -1,17 +1,25 @@
-"""What is open, held and done: trees node by node, queues in numbers, a person's own answers. Changes nothing."""
+"""What is open, held and done: trees, tasks, answers, queues in numbers, agreement, events. Changes nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from datetime import timedelta
+from statistics import median
 
+from aeenc import errors
 from aeenc.values import (
+    Agreement,
+    AnnotatorReport,
     Judgement,
     Qualification,
     Queue,
     TaskCounts,
+    TaskEvent,
     TaskState,
     TreeNode,
     TreeState,
@@ -19,9 +27,18 @@ from aeenc.values import (
 )
 from aeenc.values.reading import EPOCH
 from services.sampler.acs.algorithm import ROOT, Known, Node, Tree
-from services.sampler.people.controls import ControlItems
-from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TASKS_READ, TaskRecord, check_annotator, decided
+from services.sampler.people.agreement import agreement_of, agreement_of_pairs, edge_f1
+from services.sampler.people.controls import ControlItems, control_report, right_and_judged
+from services.sampler.people.task_store import HOUR_S, TaskStore
+from services.sampler.people.tasks import (
+    TASKS_READ,
+    TaskRecord,
+    accepts,
+    check_annotator,
+    decided,
+    decides,
+    moment_of,
+)
 from services.sampler.records.node_store import Amended, NodeStore, explaining
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -29,6 +46,7 @@ from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
 
 WATCH_WAIT_MS = 1000
+MAX_COMPARED = 200  # annotators: each is compared with each
 _CHANGES_OTHERS = {"QUEUED", "SETTLED", "WITHDRAWN"}  # events after which a tree may have other tasks
 
 
@@ -80,10 +98,7 @@ class Overview:
         seq = await self._tasks.last_event(run_id)
         shown = await self.tree(run_id, hypothesis_id)
         yield shown
-        while True:
-            ended = (await self._runs.get(run_id)).ended
-            events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)
-            seq = events[-1].seq if events else seq
+        async for events in self._looks(run_id, seq):
             mine = {one.task_id for one in shown.nodes}
             if events and not any(one.task_id in mine or one.kind.name in _CHANGES_OTHERS for one in events):
                 continue
@@ -91,8 +106,6 @@ class Overview:
             if now != shown:
                 shown = now
                 yield shown
-            if ended and not events:
-                return
 
     async def queues(self, annotator: str) -> list[Queue]:
         """All queues with their counts, sorted by name; those of a person, where one is named."""
@@ -116,6 +129,90 @@ class Overview:
         found, _ = await self._tasks.read_many(run_id, ids[::-1])
         return [record for record in found if not record.control], start + 1 if start else 0
 
+    async def tasks(self, run_id: str, state: TaskState | None, limit: int, after: int) -> tuple[list[TaskRecord], int]:
+        """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
+        await self._runs.get(run_id)
+        ids = await self._tasks.task_ids(run_id, after, limit)
+        found, _ = await self._tasks.read_many(run_id, ids)
+        shown = [record for record in found if not record.control and (state is None or record.state is state)]
+        return shown, after + limit if len(ids) == limit else 0
+
+    async def changes(self, run_id: str, task_id: str, limit: int, after: int) -> tuple[list[TaskEvent], int]:
+        """A page of the verdict log of a run, and the position to go on from (0: that was all)."""
+        await self._runs.get(run_id)
+        found = await self._tasks.verdict_log(run_id, after, limit)
+        shown = [one for one in found if not task_id or one.task_id == task_id]
+        tasks, _ = await self._tasks.read_many(run_id, list({one.task_id for one in shown}))
+        queries = {record.task.task_id: record.task.query for record in tasks}
+        named = [replace(one, query=queries.get(one.task_id, "")) for one in shown]
+        return named, found[-1].seq if len(found) == limit else 0
+
+    async def agreement(self, run_id: str) -> Agreement:
+        """The agreement of a run's annotators, a report on each, and on its control items, those done worst first."""
+        await self._runs.get(run_id)
+        ratings: list[Mapping[str, bool]] = []
+        edges: list[Mapping[str, Set[str]]] = []
+        people: dict[str, Counter[str]] = defaultdict(Counter)
+        elapsed_s: dict[str, list[float]] = defaultdict(list)
+        items: dict[tuple[str, frozenset[str]], list[TaskRecord]] = defaultdict(list)
+        position = 0
+        while ids := await self._tasks.task_ids(run_id, position, TASKS_READ):
+            position += len(ids)
+            found, at = await self._tasks.read_many(run_id, ids)
+            for record in found:
+                said = {given.annotator: given.own_verdicts for given in record.answers}
+                for given in record.answers:
+                    right, judged = right_and_judged(record, given.own_verdicts) if record.control else (0, 0)
+                    elapsed_s[given.annotator].append(given.elapsed_s)
+                    people[given.annotator].update(
+                        answers=1,
+                        late=int(given.answer.late),
+                        control_verdicts=judged,
+                        control_correct=right,
+                        answers_hour=int(given.answer.at > moment_of(at - HOUR_S)),
+                    )
+                if not record.control:
+                    ratings += [
+                        {name: accepts(one[asked.id]) for name, one in said.items() if decides(one[asked.id])}
+                        for asked in record.task.candidates
+                    ]
+                    edges.append(
+                        {name: {key for key, one in given.items() if accepts(one)} for name, given in said.items()}
+                    )
+                elif record.answers:
+                    items[record.task.query, frozenset(record.gold)].append(record)
+        agreed = await asyncio.to_thread(agreement_of, ratings)
+        reports = await asyncio.to_thread(_reports, people, elapsed_s, ratings)
+        controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
+        return replace(agreed, edge_f1=edge_f1(edges), reports=reports, controls=tuple(controls))
+
+    async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
+        """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.
+
+        Raises FailedPrecondition (EVENTS_GONE) when one of all was trimmed before it could be read.
+        """
+        seq = await self._tasks.last_event(run_id) if from_now else max(from_seq, 1) - 1
+        async for events in self._looks(run_id, seq):
+            for event in events:
+                if seq and event.seq != seq + 1:
+                    raise errors.FailedPrecondition(
+                        f"event {seq + 1} is no longer kept, the first one is {event.seq}; watch from there, or a run",
+                        reason="EVENTS_GONE",
+                    )
+                yield event
+                seq = event.seq
+
+    async def _looks(self, run_id: str, seq: int) -> AsyncIterator[list[TaskEvent]]:
+        """The events after a number, of a run until it has ended or (empty) of all; sometimes none."""
+        while True:
+            ended = bool(run_id) and (await self._runs.get(run_id)).ended
+            events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)
+            yield events
+            if events:
+                seq = events[-1].seq
+            elif ended:
+                return
+
     async def _queue(self, name: str, runs: Sequence[Run], annotator: str) -> Queue:
         counts: list[TaskCounts] = []
         standing: Qualification | None = None
@@ -137,6 +234,31 @@ class Overview:
             max_grade=settings.max_grade,
             qualification=standing or Qualification(),
         )
+
+
+def _reports(
+    sums: Mapping[str, Mapping[str, int]],
+    elapsed_s: Mapping[str, Sequence[float]],
+    ratings: Sequence[Mapping[str, bool]],
+) -> tuple[AnnotatorReport, ...]:
+    """The reports on the people of the sums, by name."""
+    names = sorted(sums)
+    compared = names if len(names) <= MAX_COMPARED else []
+    pairs = agreement_of_pairs(ratings)
+    said: dict[str, Counter[bool]] = defaultdict(Counter)
+    for rated in ratings:
+        for name, yes in rated.items():
+            said[name][yes] += 1
+    return tuple(
+        AnnotatorReport(
+            annotator=name,
+            median_elapsed=timedelta(seconds=median(elapsed_s[name])),
+            refused_share=said[name][False] / said[name].total() if said[name] else math.nan,
+            positive_agreement=tuple(pairs.get((min(name, one), max(name, one)), math.nan) for one in compared),
+            **sums[name],
+        )
+        for name in names
+    )
 
 
 def _node(tree: Tree, node: Node, record: TaskRecord | None, known: Known, amended: Amended, at: float) -> TreeNode:

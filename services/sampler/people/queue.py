@@ -1,7 +1,8 @@
-"""Lets people lease, renew, give back and answer the tasks of runs.
+"""What people do with the tasks of runs: lease, renew, give back, answer, undo, amend, adjudicate, close, send back.
 
     LeaseTask ─▶ sweep expired leases ─▶ best waiting task (or a control item) ─▶ lease
     SubmitVerdicts ─▶ answer ─▶ decided once `overlap` people have answered ─▶ `gateway` hands it to the run
+    AmendVerdicts, Adjudicate ─▶ the run has recorded the node? ─▶ step, stored with the pairs that replace the run's
 
 Nobody gets a task that others hold or that they have judged themselves. A lease lasts three times the mean answer time.
 """
@@ -13,28 +14,29 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aeenc import errors
-from aeenc.oracle import Candidate, Task
-from aeenc.values import Judgement
-from services.sampler.oracles.answers import MAX_ADDED
+from aeenc.oracle import Candidate
+from aeenc.values import Answer, Judgement
+from services.sampler.oracles.answers import MAX_ADDED, state_of
 from services.sampler.people import steps
 from services.sampler.people.controls import ControlItems, NotQualified, draw
-from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import Lease, SentAnswer, TaskRecord, check_annotator, parts_of
+from services.sampler.people.task_store import Step, TaskStore
+from services.sampler.people.tasks import Lease, SentAnswer, TaskRecord, check_annotator, corrections, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Run
+from services.sampler.records.runs import MAX_NOTE, Pair, Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
 from services.store.requests import Request
 
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
-CANDIDATE_BYTES = 128  # beside its id and its text
 READ = 32
 
 LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
+Follow = Callable[..., Awaitable[Run]]  # `execution.holds.Following.follow`
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,6 @@ class LeasedTask:
     hypothesis_id: str = ""
 
 
-def _size_bytes(record: TaskRecord) -> int:
-    """A lease of the task in an answer takes less."""
-    task = record.task
-    shown = (*task.accepted, *task.candidates)
-    texts = (task.query, *task.path, *(text for one in shown for text in (one.id, one.text)))
-    return sum(len(text.encode()) for text in texts) + CANDIDATE_BYTES * (len(shown) + 8)
-
-
 def numbered(request: Request, number: int) -> Request:
     """The part of a request that makes the thing of this number: each is noted by itself."""
     return replace(request, id=f"{request.id} {number}") if request.id and number else request
@@ -76,7 +70,7 @@ def numbered(request: Request, number: int) -> Request:
 class TaskQueue:
     """The human queues of one namespace. Raises the classes of `aeenc.errors`.
 
-    `look_up` gives premises of a run by id, in the same order.
+    `look_up` gives premises of a run by id, in the same order; `follow` lets a run follow its label.
     """
 
     def __init__(
@@ -87,11 +81,12 @@ class TaskQueue:
         queues: Mapping[str, QueueSettings],
         controls: ControlItems,
         look_up: LookUp,
+        follow: Follow,
         message_bytes: int,
     ) -> None:
         self._message_bytes = message_bytes
-        self._runs, self._nodes, self._tasks, self._look_up = runs, nodes, tasks, look_up
-        self._queues, self._controls = queues, controls
+        self._runs, self._nodes, self._tasks = runs, nodes, tasks
+        self._queues, self._controls, self._look_up, self._follow = queues, controls, look_up, follow
         self._picking = asyncio.Lock()  # or all callers of this process would reach for the same task
 
     async def lease(self, wanted: Wanted, annotator: str, max_tasks: int, request_id: str) -> list[LeasedTask]:
@@ -146,8 +141,7 @@ class TaskQueue:
         `who` is the only person for whom the caller may act; empty: anybody.
         """
         run, task_id = await self._of(lease_id)
-        if sent.answer.additions:
-            sent = await self.with_premises(run, (await self._tasks.read(run.id, task_id))[0].task, sent)
+        sent = await self._with_premises(run, task_id, sent)
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             change = steps.submit(old, lease_id, sent, client_seq, at, who)
@@ -159,35 +153,121 @@ class TaskQueue:
         record, answer_id = await self._tasks.apply(run.id, task_id, step, queue=run.config.oracle)
         return answer_id, any(one.answer.late for one in record.answers if one.answer.answer_id == answer_id)
 
-    async def with_premises(self, run: Run, task: Task, sent: SentAnswer) -> SentAnswer:
-        """The answer with the premises of its additions, looked up in the run's generation.
+    async def undo(self, run_id: str, annotator: str, count: int, request_id: str) -> list[str]:
+        """Takes back as many of a person's last answers as it can. Raises the obstacle to the first."""
+        check_annotator(annotator)
+        await self._runs.get(run_id)
+        undone: list[str] = []
+        asked = Request(request_id, "UndoVerdicts", {"run_id": run_id, "annotator": annotator, "count": count or 1})
+        for number in range(count or 1):
+            request = numbered(asked, number)
+            if earlier := await self._tasks.made(request):
+                undone.append(earlier)
+                continue
+            try:
+                taken_back = await self._undo_last(run_id, annotator, request)
+            except errors.FailedPrecondition:
+                if not undone:
+                    raise
+                break
+            if not taken_back:
+                break
+            undone.append(taken_back)
+        if not undone:
+            raise errors.NotFound(f"{annotator} has no answers in run {run_id} to take back")
+        return undone
 
-        Raises InvalidArgument for candidates of the task, the query, its ancestors, and refusals.
+    async def _undo_last(self, run_id: str, annotator: str, request: Request) -> str:
+        """Takes a person's last answer back; empty: they have none. Where another call was faster, the one before."""
+
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            given = old.answer_of(annotator)
+            return steps.undo(old, given.answer.answer_id, at) if given else steps.Change(old)
+
+        while last := await self._tasks.answered_by(run_id, annotator, -1):
+            if taken_back := (await self._tasks.apply(run_id, last[0], step, request))[1]:
+                return taken_back
+        return ""
+
+    async def amend(
+        self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool = True
+    ) -> str:
+        """Replaces single verdicts of an answer or adds to it, and so do the pairs that the run has made of it.
+
+        The run's worker then lets the tree grow below what is accepted now.
         """
-        additions = sent.answer.additions
-        if not additions:
-            return sent
-        if len(additions) > MAX_ADDED:
-            problem = f"has {len(additions)} items; at most {MAX_ADDED} in one answer"
-            raise errors.InvalidArgument.field("additions", problem)
-        added = await self._look_up(run, [verdict.premise_id for verdict in additions])
-        asked = {candidate.id for candidate in task.candidates}
-        found = []
-        for position, (verdict, premise) in enumerate(zip(additions, added, strict=True)):
-            field, problem = "premise_id", ""
-            if premise.id in asked:
-                problem = f"{premise.id!r} is a candidate of the task; judge it among `verdicts`"
-            elif premise.text in (task.query, *task.path):
-                problem = (
-                    f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself"
-                )
-            elif verdict.judgement is not Judgement.EXPLAINS:
-                field = "judgement"
-                problem = f"is {int(verdict.judgement)}; only premises that explain (EXPLAINS) are added"
-            if problem:
-                raise errors.InvalidArgument.field(f"additions[{position}].{field}", problem)
-            found.append(replace(verdict, premise_id=premise.id, text=premise.text))
-        return replace(sent, answer=replace(sent.answer, additions=tuple(found)))
+        check_annotator(annotator)
+        run_id, task_id = parts_of(answer_id, "answer")
+        run = await self._runs.get(run_id)
+        asked = {"answer_id": answer_id, "annotator": annotator, "answer": sent.said}
+        sent = await self._with_premises(run, task_id, sent)
+        return await self._change(
+            run,
+            task_id,
+            lambda old, at: steps.amend(old, answer_id, sent, annotator, at, others=others),
+            Request(request_id, "AmendVerdicts", asked),
+        )
+
+    async def adjudicate(self, run_id: str, decision: Answer, request_id: str) -> str:
+        """Decides a conflict, or changes what was decided. Gives the id of the decision."""
+        task_id, adjudicator = decision.task_id, decision.annotator
+        check_annotator(adjudicator, "adjudicator")
+        if replace(decision, verdicts=()) != Answer(task_id=task_id, annotator=adjudicator):
+            problem = "holds more than verdicts, which alone are adjudicated; amend it"
+            raise errors.InvalidArgument.field("answer", problem)
+        run = await self._runs.get(run_id)
+        said = SentAnswer(decision).said
+        asked = {"run_id": run_id, "task_id": task_id, "annotator": adjudicator, "answer": said}
+        request = Request(request_id, "Adjudicate", asked)
+        return await self._change(run, task_id, lambda old, at: steps.adjudicate(old, decision, at), request)
+
+    async def close(
+        self,
+        run_id: str,
+        task_id: str,
+        who: str,
+        reason: str = "",
+        request_id: str = "",
+        overlap: int = 0,
+        *,
+        settle: bool = False,
+        others: bool = True,
+    ) -> TaskRecord:
+        """Lets the answers that there are, or `overlap` of them, decide a task. Gives the task.
+
+        With `settle` the run goes on with a decision at once; it can then only be amended. Without `others` a person
+        may do nothing else.
+        """
+        check_annotator(who)
+        if settle and overlap:
+            raise errors.InvalidArgument.field("overlap", f"is {overlap}, and settle is set; give one of them")
+        if not settle and not others:
+            raise errors.PermissionDenied("this credential may only settle what its person has answered (settle)")
+        await self._runs.get(run_id)
+        asked = {"run_id": run_id, "task_id": task_id, "annotator": who, "settle": settle, "overlap": overlap}
+        request = Request(request_id, "CloseTask", {**asked, "reason": reason})
+
+        def step(old: TaskRecord, at: float) -> steps.Change:
+            if settle:
+                return steps.hasten(old, who)
+            return steps.lower(old, overlap, at, who) if overlap else steps.close(old, who, reason[:MAX_NOTE], at)
+
+        return (await self._tasks.apply(run_id, task_id, step, request))[0]
+
+    async def retrieve_again(
+        self, wanted: Wanted, lease_id: str, who: str, *, dry_run: bool
+    ) -> tuple[Run, Sequence[str]]:
+        """Lets a run follow its label, and withdraws the wanted tasks that nobody has begun, or that `who` holds.
+
+        Gives the run with its version, and the tasks; a dry run changes nothing.
+        """
+        if lease_id and parts_of(lease_id, "lease")[0] != wanted.run_id:
+            raise errors.InvalidArgument.field("lease_id", f"{lease_id} is not of run {wanted.run_id!r}")
+        before = await self._runs.get(wanted.run_id)
+        await self.send_back(before, wanted, lease_id, who, dry_run=True)  # refuses what there is not
+        run = await self._follow(wanted.run_id, dry_run=dry_run)
+        tasks = await self.send_back(run, wanted, lease_id, who, dry_run=dry_run)
+        return run, tasks
 
     async def send_back(
         self, run: Run, wanted: Wanted, lease_id: str = "", who: str = "", *, dry_run: bool = False
@@ -251,6 +331,61 @@ class TaskQueue:
         asked = {wanted.queue} if wanted.queue else self._queues.keys()
         return [run for run in await self._runs.live() if run.config.oracle in asked]
 
+    async def _with_premises(self, run: Run, task_id: str, sent: SentAnswer) -> SentAnswer:
+        """The answer with the premises of its additions, looked up in the run's generation.
+
+        Raises InvalidArgument for candidates of the task, the query, its ancestors, and refusals.
+        """
+        additions = sent.answer.additions
+        if not additions:
+            return sent
+        task = (await self._tasks.read(run.id, task_id))[0].task
+        if len(additions) > MAX_ADDED:
+            problem = f"has {len(additions)} items; at most {MAX_ADDED} in one answer"
+            raise errors.InvalidArgument.field("additions", problem)
+        added = await self._look_up(run, [verdict.premise_id for verdict in additions])
+        asked = {candidate.id for candidate in task.candidates}
+        found = []
+        for position, (verdict, premise) in enumerate(zip(additions, added, strict=True)):
+            field, problem = "premise_id", ""
+            if premise.id in asked:
+                problem = f"{premise.id!r} is a candidate of the task; judge it among `verdicts`"
+            elif premise.text in (task.query, *task.path):
+                problem = (
+                    f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself"
+                )
+            elif verdict.judgement is not Judgement.EXPLAINS:
+                field = "judgement"
+                problem = f"is {int(verdict.judgement)}; only premises that explain (EXPLAINS) are added"
+            if problem:
+                raise errors.InvalidArgument.field(f"additions[{position}].{field}", problem)
+            found.append(replace(verdict, premise_id=premise.id, text=premise.text))
+        return replace(sent, answer=replace(sent.answer, additions=tuple(found)))
+
+    async def _change(self, run: Run, task_id: str, step: Step, request: Request) -> str:
+        """Applies a step that may change what a run has recorded, with the pairs that replace those. Gives its id.
+
+        Raises until the run has recorded the node: a pair that replaces another must follow it in the log.
+        """
+        before, _ = await self._tasks.read(run.id, task_id)
+        node_id = before.node_id
+        not_yet = errors.Unavailable(f"run {run.id} is about to record node {node_id}; try again in a moment")
+        if before.settled:
+            tree, _, ordinal = node_id.partition("-")
+            [found] = await self._nodes.trees(run.id, [int(tree)])
+            if int(ordinal) not in found.results:
+                if (await self._runs.get(run.id)).ended:
+                    problem = f"run {run.id} ended before it recorded node {node_id}"
+                    raise errors.FailedPrecondition(f"{problem}; resume it first (aeenc resume {run.id})")
+                raise not_yet
+
+        def recorded(old: TaskRecord, at: float) -> steps.Change:
+            if old.settled and not before.settled:
+                raise not_yet
+            return step(old, at)
+
+        return (await self._tasks.apply(run.id, task_id, recorded, request, pairs=partial(corrected_pairs, run)))[1]
+
     async def _of(self, lease_id: str) -> tuple[Run, str]:
         run_id, task_id = parts_of(lease_id, "lease")
         try:
@@ -284,7 +419,7 @@ class TaskQueue:
         """
         lease_s = await self.lease_s(run.config.oracle) * (len(taken) + 1)  # a person judges one after the other
         mine = {one.record.task.task_id for one in taken}
-        room = self._message_bytes - sum(_size_bytes(one.record) for one in taken)
+        room = self._message_bytes - sum(one.record.size_bytes for one in taken)
         async with self._picking:
             while True:
                 overtaken, too_large = False, ""
@@ -293,7 +428,7 @@ class TaskQueue:
                     for record in found:
                         if record.task.task_id in mine or not record.open_to(annotator, at):
                             continue
-                        if (size := _size_bytes(record)) > room:
+                        if (size := record.size_bytes) > room:
                             if taken:
                                 return None
                             too_large = f"task {record.task.task_id} of run {run.id} takes {size:,} bytes"
@@ -325,7 +460,7 @@ class TaskQueue:
         """
         if not await self._tasks.waiting(run.id, 0, 1):
             return
-        qualifies = await self._qualifies(run, annotator, only)
+        qualifies = await self._controls.qualifies(run, annotator, is_named=only is not None)
         if only is not None:
             yield await self._tasks.waiting_of(run.id, only)
             return
@@ -337,20 +472,22 @@ class TaskQueue:
             yield await self._tasks.unanswered(run.id, annotator, part)
             start, most = start + most, min(2 * most, READ)
 
-    async def _qualifies(self, run: Run, annotator: str, only: frozenset[str] | None) -> bool:
-        """Whether this person is in the qualification round. Raises NotQualified where that gives them no task."""
-        found = await self._controls.qualification(run, annotator)
-        if found is None or found.passed:
-            return False
-        queue = run.config.oracle
-        if found.answered >= found.items:
-            raise NotQualified(
-                f"{annotator} has not passed the qualification round of queue {queue!r}: fewer than "
-                f"{self._queues[queue].qualify_share:.0%} of the verdicts were right; ask who leads the queue"
-            )
-        if only is not None:
-            raise NotQualified(
-                f"{annotator} has answered {found.answered} of the {found.items} tasks that qualify for queue "
-                f"{queue!r}; lease without naming a hypothesis or task first"
-            )
-        return True
+
+def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
+    """A pair for each candidate whose verdict or grade has changed since the run went on, best rank first."""
+    changed = corrections(record)
+    return [
+        run.pair(
+            record.task.query,
+            candidate,
+            state_of(verdict),
+            node_id=record.node_id,
+            annotator=who,
+            grade=verdict.grade or 0.0,
+            note=record.note[:MAX_NOTE],
+            amended=True,
+            version=record.task.model_version,
+        )
+        for candidate in record.candidates
+        if (verdict := changed.get(candidate.id)) is not None
+    ]

@@ -28,6 +28,7 @@ from services.store.formats import check_format, unknown_fields
 from services.store.life_cycles import digest
 
 FORMAT_VERSION = 1
+CANDIDATE_BYTES = 128  # of one in a lease, beside its id and its text
 
 TASKS_READ = 8  # at once by who reads all of a run or a tree: one may fill an answer
 Policy = Literal["majority", "adjudicate"]
@@ -201,6 +202,14 @@ class TaskRecord:
         if self.withdrawn:
             return TaskState.WITHDRAWN
         return TaskState.DECIDED if self.decided_at else TaskState.WAITING
+
+    @property
+    def size_bytes(self) -> int:
+        """A lease of it takes less in an answer."""
+        task = self.task
+        shown = (*task.accepted, *task.candidates)
+        texts = (task.query, *task.path, *(text for one in shown for text in (one.id, one.text)))
+        return sum(len(text.encode()) for text in texts) + CANDIDATE_BYTES * (len(shown) + 8)
 
     def held(self, at: float) -> list[Lease]:
         """The leases that hold it, oldest first."""

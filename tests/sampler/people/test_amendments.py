@@ -18,7 +18,7 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
 from aeenc.values import Collect, RunConfig, RunProgress
 from services.sampler.people import steps
-from services.sampler.people.review import Review, corrected_pairs
+from services.sampler.people.queue import TaskQueue, corrected_pairs
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
@@ -322,7 +322,7 @@ async def test_an_amendment_is_stored_with_its_pairs_or_not_at_all_wherever_its_
     async with at_work(world, 1) as (people, sampler, run_id):
         answer_id, ids = await settled(people, sampler, run_id)
         for moment in itertools.count():
-            dies_after(Review, "amend", moment)
+            dies_after(TaskQueue, "amend", moment)
             with contextlib.suppress(errors.DataLoss):
                 await people.amend(answer_id, {ids[0]: REFUSES}, "lead")
                 break
