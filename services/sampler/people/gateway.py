@@ -20,6 +20,7 @@ from functools import partial
 
 from aeenc import errors
 from aeenc.oracle import Task
+from aeenc.values import TaskEventKind
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_ANNOTATOR, Amendment, NodeAnswer
@@ -39,14 +40,15 @@ RECHECK_S = 15.0  # the longest time between two looks at a run
 LISTEN_MS = 2000
 GATHER_S = 0.05  # so that many events at once make one look
 AWAY_PAUSE_S = 1.0
+_ENDS = (TaskEventKind.SETTLED, TaskEventKind.WITHDRAWN)  # whoever waits for a task is told of these
 
 
 @dataclass
 class _Asking:
     """The tasks that a run waits for, each with whom to tell: those to be queued and those in the queue.
 
-    `changed` are those that an event has named, `look_at` is the time of the next look at all of it. `version` is the
-    one that others were sent back for, if any were.
+    `changed` are those that an event says have ended, `look_at` is the time of the next look at all of it. `version` is
+    the one that others were sent back for, if any were.
     """
 
     new: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
@@ -196,7 +198,8 @@ class PeopleGateway(Gateway):
                 self._unamended.discard(event.run_id)
                 if asking := self._asking.get(event.run_id):
                     asking.look_at = 0.0
-                    asking.changed.update({event.task_id} & asking.waiting.keys())
+                    if event.kind in _ENDS:
+                        asking.changed.update({event.task_id} & asking.waiting.keys())
             if events:
                 self._awake.set()
                 await asyncio.sleep(GATHER_S)

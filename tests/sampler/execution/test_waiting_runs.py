@@ -139,6 +139,34 @@ async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_other
         await redis.aclose()
 
 
+async def test_a_task_is_read_when_it_is_queued_and_when_it_has_ended_not_for_what_happens_between(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    read, listed, roots = TaskStore.read_many, list[str](), [(f"more-{n}", f"a further one {n}") for n in range(30)]
+
+    async def reading(store: TaskStore, run_id: str, task_ids: list[str]) -> tuple[list[TaskRecord], float]:
+        listed.extend(task_ids)
+        return await read(store, run_id, task_ids)
+
+    async with at_work(world, 1, undo_s=NEVER) as (people, sampler, _):  # the sampler listens from now on
+        await asyncio.sleep(0.5)
+        monkeypatch.setattr(TaskStore, "read_many", reading)
+        run = await sampler.start_run(roots, oracle="team", **CONFIG)
+
+        async def queued() -> bool:
+            return (await people.list_queues())[0].total.waiting == len(roots) + 1
+
+        await eventually(queued)
+        await asyncio.sleep(0.5)  # events are gathered for a tenth of it
+        assert sorted(Counter(listed).values()) == [1] * len(roots)
+        held = await take(people, "ann", run.id)
+        await asyncio.sleep(0.5)
+        listed.clear()
+        await people.release(held.lease_id)
+        await asyncio.sleep(0.5)
+        assert len(listed) == 1, "the call reads it"
+
+
 async def test_a_person_who_is_alone_answers_more_tasks_than_a_wave_has(world: SamplerWorld):
     async with at_work(world, 5, overlap=2, undo_s=NEVER, changes={"wave_nodes": 2}) as (people, _, _):
         for _ in range(5):
