@@ -25,12 +25,12 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from aeenc.values import Judgement
 from services.corpus.sameness import same_key
 
-if TYPE_CHECKING:  # values, and behind them gRPC
+if TYPE_CHECKING:  # and behind it gRPC
     from aeenc.oracle import Candidate
     from aeenc.values import Answer, NegativeFilter, RunConfig, Verdict
 
@@ -42,25 +42,20 @@ MAX_ANNOTATOR = 256  # characters; it stands in every pair
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
 ROUNDS = 8  # at most; only a conditioned node has more than one
 MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
+# Whether a premise explains the query by a judgement; None: that is open. Of judgements that all accept, all refuse or
+# all leave open, the first of these that anybody gave holds.
+JUDGEMENTS = {
+    Judgement.EXPLAINS: True,
+    Judgement.DOES_NOT_EXPLAIN: False,
+    Judgement.ABSTAIN: None,
+    Judgement.UNSEEN: None,
+}
+SIGNS: dict[bool | None, PairSign] = {True: "POSITIVE", False: "NEGATIVE", None: "SKIPPED"}
 
 
-class PairState(Enum):
-    """What a run knows of a (query, premise) pair. SKIPPED is whatever is no clear yes or no: see `oracles.answers`.
-
-    Each says what is stored of it, its sign in the pair log, and whether the premise explains the query (None: it is
-    open), so that no place can pass over a new one.
-    """
-
-    EXPLAINS = ("E", "POSITIVE", True)
-    LEAF = ("L", "POSITIVE", True)
-    REFUSED = ("R", "NEGATIVE", False)
-    SKIPPED = ("S", "SKIPPED", None)
-
-    def __init__(self, letter: str, sign: PairSign, explains: bool | None) -> None:
-        self.letter, self.sign, self.explains = letter, sign, explains
-
-
-PAIR_STATES = {state.letter: state for state in PairState}
+def explains(verdict: Verdict) -> bool | None:
+    """Whether a premise explains the query by a verdict; None: that is open, as by one that a newer contract has."""
+    return JUDGEMENTS.get(verdict.judgement)
 
 
 def reach(config: RunConfig) -> int:
@@ -237,17 +232,24 @@ def cut_nodes(nodes: Sequence[Node], results: Mapping[int, Result]) -> frozenset
 class KnownPair:
     """What a run knows of a query and a premise, as it was retrieved or added (rank ADDED, no score).
 
-    `vector` names the query vector that gave its score; empty: none was noted.
+    `explains` is None where that is open. `vector` names the query vector that gave its score; empty: none was noted.
     """
 
-    state: PairState
+    explains: bool | None
+    leaf: bool
     premise: Candidate
     vector: str = ""
 
 
-def accepted(premise: Candidate, state: PairState) -> AcceptedPremise:
+def known_by(verdict: Verdict, premise: Candidate, vector: str = "") -> KnownPair:
+    """What a run knows by a verdict."""
+    does = explains(verdict)
+    return KnownPair(does, bool(does and verdict.leaf), premise, vector)
+
+
+def accepted(premise: Candidate, leaf: bool) -> AcceptedPremise:
     """A premise that explains a query."""
-    return AcceptedPremise(premise.id, premise.text, premise.rank, state is PairState.LEAF)
+    return AcceptedPremise(premise.id, premise.text, premise.rank, leaf)
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class Known:
 
     def explains(self, premise: Candidate) -> bool:
         """Whether a premise is known to explain the query."""
-        return premise.id in self.pairs and self.pairs[premise.id].state.explains is True
+        return premise.id in self.pairs and self.pairs[premise.id].explains is True
 
 
 def highest_kept(by: NegativeFilter, best: float | None) -> float:
@@ -287,14 +289,14 @@ def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
     score leaves it out.
     """
     by, most = config.negative_filter, config.max_negatives_per_query
-    accepted = [pair for pair in known.pairs.values() if pair.state.explains]
+    accepted = [pair for pair in known.pairs.values() if pair.explains]
     best: dict[str, float] = {}
     for pair in accepted:
         if pair.premise.rank:
             best[pair.vector] = max(pair.premise.score, best.get(pair.vector, pair.premise.score))
     texts = (query, *(pair.premise.text for pair in accepted)) if by and by.rewordings else ()
     same = set(map(same_key, texts))
-    refused = [pair for pair in known.pairs.values() if pair.state.explains is False]
+    refused = [pair for pair in known.pairs.values() if pair.explains is False]
     found: dict[str, Reason] = {}
     kept = 0
     for pair in sorted(refused, key=lambda pair: (not pair.premise.rank, pair.premise.rank, pair.premise.id)):
@@ -329,18 +331,17 @@ def choose(path: Sequence[str], query: str, nearest: Iterable[Candidate], k: int
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """An oracle's answer about one task: a state for each candidate asked about, and the verdicts that were given.
+    """An oracle's answer about one task: a verdict on each candidate asked about.
 
-    `added` are premises that explain the query and were not asked about; `states` has theirs, too. `unknown` counts
+    `added` are premises that explain the query and were not asked about; `verdicts` has theirs, too. `unknown` counts
     verdicts on other premises. `written` are intermediate conclusions. Until it is admitted, a remote oracle's
     `statement`, whatever it says beside verdicts, may hold anything, and the premises that it adds are only `proposed`
-    (ids), with states of their own.
+    (ids).
     """
 
     task_id: str
-    states: Mapping[str, PairState]
+    verdicts: Mapping[str, Verdict]
     annotator: str
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     unknown: int = 0
     note: str = ""
     added: tuple[Candidate, ...] = ()
@@ -350,13 +351,12 @@ class NodeAnswer:
 
     def annotator_of(self, premise_id: str) -> str:
         """Who gave the verdict on a premise."""
-        given = self.verdicts.get(premise_id)
-        return (given.annotator[:MAX_ANNOTATOR] if given else "") or self.annotator
+        return self.verdicts[premise_id].annotator[:MAX_ANNOTATOR] or self.annotator
 
     def grade_of(self, premise_id: str) -> float:
         """The grade given with it; 0 for none, and for one that is no number."""
-        given = self.verdicts.get(premise_id)
-        return given.grade if given and given.grade is not None and math.isfinite(given.grade) else 0.0
+        grade = self.verdicts[premise_id].grade
+        return grade if grade is not None and math.isfinite(grade) else 0.0
 
 
 @dataclass(frozen=True)
@@ -410,11 +410,11 @@ class NodeRound:
     def after(self, known: Known, answer: NodeAnswer | None) -> tuple[NodeRound, NodeAnswer | None]:
         """The round with what is known now, and its answer without what people have amended since it was asked."""
         before = self.known.pairs
-        newer = {one for one, now in known.pairs.items() if one not in before or now.state is not before[one].state}
+        newer = {one for one, now in known.pairs.items() if before.get(one) != now}
         if answer is not None and newer:
             answer = replace(
                 answer,
-                states={one: state for one, state in answer.states.items() if one not in newer},
+                verdicts={one: verdict for one, verdict in answer.verdicts.items() if one not in newer},
                 added=tuple(one for one in answer.added if one.id not in newer),
             )
         return replace(self, known=known), answer
@@ -425,15 +425,15 @@ class NodeRound:
 
     def outcome(self, answer: NodeAnswer | None) -> Outcome:
         """The outcome of the round; without an answer nothing had to be asked."""
-        known, answered = self.known, answer.states if answer else {}
+        known, answered = self.known, answer.verdicts if answer else {}
         if answer:
             judged = (*(one for one in self.candidates if one.id in answered), *answer.added)
             known = Known(
-                {**known.pairs, **{one.id: KnownPair(answered[one.id], one, self.vector) for one in judged}},
+                {**known.pairs, **{one.id: known_by(answered[one.id], one, self.vector) for one in judged}},
                 tuple({one.text: one for one in (*answer.written, *known.written)}.values()),
                 (*known.statements, *(() if answer.statement is None else (answer.statement,))),
             )
-        explaining = [accepted(one, known.pairs[one.id].state) for one in self.explaining(known)]
+        explaining = [accepted(one, known.pairs[one.id].leaf) for one in self.explaining(known)]
         said = {self.node.text, *self.tree.path(self.node), *(one.text for one in explaining)}
         intermediates = (one for one in known.written if one.text not in said)
         return Outcome(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, NodeVerdict, PremiseSet, Verdict
 from services.kit.logs import get
-from services.sampler.acs.algorithm import ADDED, MAX_ANNOTATOR, AcceptedPremise, NodeAnswer, PairState
+from services.sampler.acs.algorithm import ADDED, JUDGEMENTS, MAX_ANNOTATOR, AcceptedPremise, NodeAnswer, explains
 from services.sampler.records.runs import MAX_NOTE
 
 log = get(__name__)
@@ -23,6 +23,7 @@ log = get(__name__)
 MAX_ALTERNATIVES = 16
 MAX_ADDED = 64  # premises, written facts, and intermediates of one answer
 MAX_WRITTEN = 1024  # characters of a written fact, and of an inference
+UNSEEN = Verdict(judgement=Judgement.UNSEEN)
 _LISTS = {"written": MAX_ADDED, "intermediates": MAX_ADDED, "alternatives": MAX_ALTERNATIVES}
 
 
@@ -65,7 +66,7 @@ def read_answers(tasks: Sequence[Task], answers: Iterable[Answer], oracle: str =
 
 
 def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
-    """A state for every candidate of a task, and what `admitted` has to look at.
+    """A verdict on every candidate of a task, and what `admitted` has to look at. An unclear one is unseen.
 
     None when the answer has a verdict on none of the candidates, and adds and writes nothing that explains the query.
     """
@@ -78,19 +79,18 @@ def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
         if premise_id not in asked and premise_id not in proposed:
             unknown += 1
         elif premise_id in verdicts:
-            verdicts[premise_id] = Verdict(premise_id=premise_id)  # given twice: nobody knows which one is meant
+            verdicts[premise_id] = UNSEEN  # given twice: nobody knows which one is meant
         else:
-            verdicts[premise_id] = verdict
+            is_known = verdict.judgement in JUDGEMENTS
+            verdicts[premise_id] = verdict if is_known else replace(verdict, judgement=Judgement.UNSEEN)
     said = replace(cleaned(answer, oracle), task_id="", verdicts=(), additions=())
     if not verdicts and not said.intermediates:
         return None
-    states = {**dict.fromkeys(asked, PairState.SKIPPED), **{name: state_of(one) for name, one in verdicts.items()}}
     says_more = said != Answer(annotator=said.annotator)
     return NodeAnswer(
         task.task_id,
-        states,
+        dict.fromkeys(asked, UNSEEN) | verdicts,
         said.annotator,
-        verdicts,
         unknown,
         said.note,
         statement=said if says_more else None,
@@ -116,37 +116,21 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
     `found` are the premises that it proposes, as far as they may stand in the run's trees.
     """
     added: dict[str, Candidate] = {}
-    states = {name: state for name, state in answer.states.items() if name not in answer.proposed}
-    verdicts = dict(answer.verdicts)
+    verdicts = {name: verdict for name, verdict in answer.verdicts.items() if name not in answer.proposed}
     for name in answer.proposed:
-        premise, state = found.get(name), answer.states[name]
-        if premise is None or premise.text == task.query or premise.id in states or not state.explains:
-            log.warning("an added premise is left out", task=task.task_id, premise=name, state=state.name)
+        premise, verdict = found.get(name), answer.verdicts[name]
+        if premise is None or premise.text == task.query or premise.id in verdicts or not explains(verdict):
+            said_of_it = verdict.judgement.name
+            log.warning("an added premise is left out", task=task.task_id, premise=name, judgement=said_of_it)
             continue
         added[premise.id] = replace(premise, rank=ADDED, score=0.0)
-        states[premise.id], verdicts[premise.id] = state, answer.verdicts[name]  # `name` is an alias, perhaps
-    answer = replace(answer, states=states, verdicts=verdicts, proposed=(), added=tuple(added.values()))
+        verdicts[premise.id] = verdict  # `name` is an alias, perhaps
+    answer = replace(answer, verdicts=verdicts, proposed=(), added=tuple(added.values()))
     if answer.statement is None:
         return answer
-    said = without_faults(task, answer.statement, {name for name, state in states.items() if state.explains})
+    said = without_faults(task, answer.statement, {name for name, one in verdicts.items() if explains(one)})
     written = tuple(AcceptedPremise("", text, ADDED, leaf=False, author=said.annotator) for text in said.intermediates)
     return replace(answer, written=written, statement=said)
-
-
-def state_of(verdict: Verdict) -> PairState:
-    """What a run knows by a verdict. A value that a later contract has added is skipped."""
-    judgement = verdict.judgement
-    if judgement not in tuple(Judgement):
-        return PairState.SKIPPED
-    match judgement:
-        case Judgement.EXPLAINS:
-            return PairState.LEAF if verdict.leaf else PairState.EXPLAINS
-        case Judgement.DOES_NOT_EXPLAIN:
-            return PairState.REFUSED
-        case Judgement.ABSTAIN | Judgement.UNSEEN | Judgement.UNSPECIFIED:
-            return PairState.SKIPPED
-        case _:
-            assert_never(judgement)
 
 
 def check(task: Task, said: Answer, accepted: Collection[str]) -> None:

@@ -242,7 +242,7 @@ class OracleMetrics:
 
     def read(self, oracle: str, answered: Sequence[NodeAnswer]) -> None:
         """Counts the verdicts of answers; a verdict on a premise that was not asked about counts as UNKNOWN."""
-        tally = Tally(state.name for answer in answered for state in answer.states.values())
+        tally = Tally(one.judgement.name for answer in answered for one in answer.verdicts.values())
         tally["UNKNOWN"] = sum(answer.unknown for answer in answered)
         for name, count in tally.items():
             self._verdicts.labels(oracle, name).inc(count)

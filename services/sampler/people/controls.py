@@ -19,8 +19,9 @@ from aeenc import errors
 from aeenc.oracle import Candidate, Task
 from aeenc.oracles.controls import ControlItem
 from aeenc.values import ControlMistake, ControlReport, Judgement, Qualification, Verdict
+from services.sampler.acs.algorithm import explains
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TaskRecord, Verdicts, accepts, decides, task_name
+from services.sampler.people.tasks import TaskRecord, Verdicts, task_name
 from services.sampler.records.runs import Run
 from services.sampler.settings import QueueSettings
 
@@ -202,8 +203,8 @@ def right_and_judged(record: TaskRecord, verdicts: Verdicts) -> tuple[int, int]:
 
     What they have added to it is neither right nor wrong.
     """
-    decided = [premise_id for premise_id in record.gold if decides(verdicts[premise_id])]
-    return sum(accepts(verdicts[one]) is record.gold[one] for one in decided), len(decided)
+    decided = [premise_id for premise_id in record.gold if explains(verdicts[premise_id]) is not None]
+    return sum(explains(verdicts[one]) is record.gold[one] for one in decided), len(decided)
 
 
 def control_report(records: Sequence[TaskRecord]) -> ControlReport:
@@ -213,10 +214,10 @@ def control_report(records: Sequence[TaskRecord]) -> ControlReport:
     counted = [right_and_judged(records[0], one) for one in said]
     mistakes = []
     for candidate in task.candidates:
-        explains = gold[candidate.id]
-        wrong = [one for one in said if decides(one[candidate.id]) and accepts(one[candidate.id]) is not explains]
+        right = gold[candidate.id]
+        wrong = [one for one in said if explains(one[candidate.id]) is (not right)]
         if wrong:
-            judgement = Judgement.EXPLAINS if explains else Judgement.DOES_NOT_EXPLAIN
+            judgement = Judgement.EXPLAINS if right else Judgement.DOES_NOT_EXPLAIN
             mistakes.append(ControlMistake(right=Verdict(text=candidate.text, judgement=judgement), people=len(wrong)))
     return ControlReport(
         query=task.query,

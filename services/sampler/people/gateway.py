@@ -23,13 +23,13 @@ from aeenc.oracle import Task
 from aeenc.values import TaskEventKind
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
-from services.sampler.acs.algorithm import MAX_ANNOTATOR, Amendment, NodeAnswer
-from services.sampler.oracles.answers import WithdrawnTask, state_of
+from services.sampler.acs.algorithm import MAX_ANNOTATOR, Amendment, NodeAnswer, explains
+from services.sampler.oracles.answers import UNSEEN, WithdrawnTask
 from services.sampler.oracles.gateway import Gateway
 from services.sampler.people import steps
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.task_store import READ, TaskStore
-from services.sampler.people.tasks import UNSEEN, TaskRecord, accepts, decided, task_name
+from services.sampler.people.tasks import TaskRecord, decided, task_name
 from services.sampler.records.runs import MAX_NOTE, Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
@@ -97,7 +97,7 @@ class PeopleGateway(Gateway):
                 decided(record),
                 record.task.task_id,
                 record.revision,
-                frozenset(premise_id for premise_id, verdict in record.decision.items() if not accepts(verdict)),
+                frozenset(premise_id for premise_id, verdict in record.decision.items() if not explains(verdict)),
             )
             for record in found
             if not record.conflicts
@@ -279,19 +279,18 @@ class PeopleGateway(Gateway):
 def _answer(record: TaskRecord, task: Task) -> NodeAnswer:
     """The decision, given by all who answered, except where an adjudicator decided; with what they added and wrote.
 
-    What else they say stays with their task. A resumed run may ask for fewer candidates than at first.
+    What else they say stays with their task.
     """
     found = record.candidates[len(record.task.candidates) :]
-    added = tuple(one for one in found if one.id in record.settled and accepts(record.settled[one.id]))
-    verdicts = {one.id: record.settled.get(one.id, UNSEEN) for one in (*task.candidates, *added)}
+    added = tuple(one for one in found if explains(record.settled.get(one.id, UNSEEN)))
+    verdicts = {one.id: record.settled[one.id] for one in (*task.candidates, *added)}
     for one in added:
         finders = sorted(given.annotator for given in record.answers if one.id in given.verdicts)
         verdicts[one.id] = replace(verdicts[one.id], annotator=", ".join(finders))
     return NodeAnswer(
         task.task_id,
-        {name: state_of(verdict) for name, verdict in verdicts.items()},
-        ", ".join(sorted(one.annotator for one in record.answers))[:MAX_ANNOTATOR],
         verdicts,
+        ", ".join(sorted(one.annotator for one in record.answers))[:MAX_ANNOTATOR],
         note=record.note[:MAX_NOTE],
         added=added,
         written=record.intermediates,

@@ -26,17 +26,15 @@ from aeenc.values import (
     Verdict,
 )
 from aeenc.values.reading import EPOCH
-from services.sampler.acs.algorithm import ROOT, Known, Node, Tree
+from services.sampler.acs.algorithm import ROOT, Known, Node, Tree, explains
 from services.sampler.people.agreement import agreement_of, agreement_of_pairs, edge_f1
 from services.sampler.people.controls import ControlItems, control_report, right_and_judged
 from services.sampler.people.task_store import HOUR_S, TaskStore
 from services.sampler.people.tasks import (
     TASKS_READ,
     TaskRecord,
-    accepts,
     check_annotator,
     decided,
-    decides,
     moment_of,
 )
 from services.sampler.records.node_store import Amended, NodeStore, explaining
@@ -173,11 +171,11 @@ class Overview:
                     )
                 if not record.control:
                     ratings += [
-                        {name: accepts(one[asked.id]) for name, one in said.items() if decides(one[asked.id])}
+                        {name: yes for name, one in said.items() if (yes := explains(one[asked.id])) is not None}
                         for asked in record.task.candidates
                     ]
                     edges.append(
-                        {name: {key for key, one in given.items() if accepts(one)} for name, given in said.items()}
+                        {name: {key for key, one in given.items() if explains(one)} for name, given in said.items()}
                     )
                 elif record.answers:
                     items[record.task.query, frozenset(record.gold)].append(record)

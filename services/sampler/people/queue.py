@@ -19,7 +19,8 @@ from functools import partial
 from aeenc import errors
 from aeenc.oracle import Candidate
 from aeenc.values import Answer, Judgement
-from services.sampler.oracles.answers import MAX_ADDED, state_of
+from services.sampler.acs.algorithm import known_by
+from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
 from services.sampler.people.controls import ControlItems, NotQualified, draw
 from services.sampler.people.task_store import Step, TaskStore
@@ -479,8 +480,7 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
     return [
         run.pair(
             record.task.query,
-            candidate,
-            state_of(verdict),
+            known_by(verdict, candidate),
             node_id=record.node_id,
             annotator=who,
             grade=verdict.grade or 0.0,

@@ -17,6 +17,7 @@ from typing import Any
 from aeenc import errors
 from aeenc.oracle import Task
 from aeenc.values import Answer, Judgement, TaskEvent, TaskEventKind, TaskState, Verdict
+from services.sampler.acs.algorithm import explains
 from services.sampler.oracles.answers import check
 from services.sampler.people.tasks import (
     Lease,
@@ -24,7 +25,6 @@ from services.sampler.people.tasks import (
     TaskAnswer,
     TaskRecord,
     Verdicts,
-    accepts,
     addition,
     by_premise,
     complete,
@@ -208,7 +208,7 @@ def amend(
     elif own:
         own = tuple({**by_premise(own), **chosen}.values())
     asked = {candidate.id for candidate in record.task.candidates}
-    refused = {premise_id for premise_id, verdict in chosen.items() if not accepts(verdict)}
+    refused = {premise_id for premise_id, verdict in chosen.items() if not explains(verdict)}
     amended = replace(
         before,
         answer_id=_answer_id(record),
@@ -341,7 +341,7 @@ def put_back(record: TaskRecord, task: Task) -> Change:
 
 
 def _check(task: Task, answer: Answer, holding: Verdicts) -> None:
-    check(task, answer, {premise_id for premise_id, verdict in holding.items() if accepts(verdict)})
+    check(task, answer, {premise_id for premise_id, verdict in holding.items() if explains(verdict)})
 
 
 def _decided(change: Change, at: float) -> Change:

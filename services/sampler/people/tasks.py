@@ -22,8 +22,8 @@ from pydantic import TypeAdapter
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, Remark, TaskEvent, TaskState, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, accepted
-from services.sampler.oracles.answers import state_of
+from services.sampler.acs.algorithm import ADDED, JUDGEMENTS, AcceptedPremise, accepted, explains
+from services.sampler.oracles.answers import UNSEEN
 from services.store.formats import check_format, unknown_fields
 from services.store.life_cycles import digest
 
@@ -34,19 +34,6 @@ TASKS_READ = 8  # at once by who reads all of a run or a tree: one may fill an a
 Policy = Literal["majority", "adjudicate"]
 Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 Verdicts = dict[str, Verdict]
-UNSEEN = Verdict(judgement=Judgement.UNSEEN)
-# Of verdicts that all accept, all refuse or all leave open, the first of these that anybody gave holds.
-PRECEDENCE = (Judgement.EXPLAINS, Judgement.DOES_NOT_EXPLAIN, Judgement.ABSTAIN, Judgement.UNSEEN)
-
-
-def accepts(verdict: Verdict) -> bool:
-    """Whether the premise explains the query."""
-    return state_of(verdict).explains is True
-
-
-def decides(verdict: Verdict) -> bool:
-    """Whether it is a yes or a no."""
-    return state_of(verdict).explains is not None
 
 
 def by_premise(verdicts: Iterable[Verdict]) -> Verdicts:
@@ -269,9 +256,9 @@ def task_from_json(text: str) -> Task:
 def decided(record: TaskRecord) -> tuple[AcceptedPremise, ...]:
     """What explains a task's query by the decision as it is now."""
     holding = [
-        accepted(one, state_of(verdict))
+        accepted(one, verdict.leaf)
         for one in record.candidates
-        if (verdict := record.decision.get(one.id)) is not None and accepts(verdict)
+        if (verdict := record.decision.get(one.id)) is not None and explains(verdict)
     ]
     said = {premise.text for premise in holding}
     return (*holding, *(one for one in record.intermediates if one.text not in said))
@@ -294,7 +281,7 @@ def read_verdicts(candidates: Iterable[Candidate], verdicts: Iterable[Verdict], 
             where, problem = "remark", f"{int(verdict.remark)} is unknown; update the sampler"
         else:
             judgement = verdict.judgement or Judgement.UNSEEN
-            leaf = verdict.leaf and accepts(verdict)
+            leaf = verdict.leaf and judgement is Judgement.EXPLAINS
             premise = asked[verdict.premise_id]
             text = premise.text if premise.rank == ADDED else ""
             read[premise.id] = replace(verdict, judgement=judgement, leaf=leaf, annotator="", text=text)
@@ -343,17 +330,17 @@ def decide(record: TaskRecord) -> tuple[Verdicts, tuple[str, ...]]:
 
 
 def _together(premise_id: str, given: Sequence[Verdict], *, all_alike: bool) -> Verdict | None:
-    yes = [one for one in given if accepts(one)]
-    no = [one for one in given if decides(one) and not accepts(one)]
+    yes = [one for one in given if explains(one)]
+    no = [one for one in given if explains(one) is False]
     if yes and no and (all_alike or len(yes) == len(no)):
         return None
     holding = yes if len(yes) > len(no) else no or given or [UNSEEN]
     kinds = {one.judgement for one in holding}
-    if unknown := kinds - {*PRECEDENCE}:
+    if unknown := kinds - JUDGEMENTS.keys():
         message = f"premise {premise_id!r} has verdicts of {unknown}, which nothing here decides by; update the sampler"
         raise errors.FailedPrecondition(message)
     leaf = 2 * sum(one.leaf for one in holding) > len(holding)
-    return Verdict(premise_id=premise_id, judgement=min(kinds, key=PRECEDENCE.index), leaf=leaf)
+    return Verdict(premise_id=premise_id, judgement=min(kinds, key=[*JUDGEMENTS].index), leaf=leaf)
 
 
 def corrections(record: TaskRecord) -> Verdicts:

@@ -19,7 +19,6 @@ from aeenc.oracle import Candidate
 from aeenc.values import Answer, Collect
 from services.sampler.acs.algorithm import (
     ADDED,
-    PAIR_STATES,
     ROOT,
     AcceptedPremise,
     Growth,
@@ -29,7 +28,6 @@ from services.sampler.acs.algorithm import (
     NodeAnswer,
     NodeRound,
     Outcome,
-    PairState,
     Result,
     Tree,
     accepted,
@@ -261,9 +259,9 @@ def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremis
     """What explains a judged node by the last amendments of its query: best rank first, then what those add."""
     result, above = tree.results[node.ordinal], {node.text, *tree.path(node)}
     new = {
-        pair.premise.text: accepted(pair.premise, pair.state)
+        pair.premise.text: accepted(pair.premise, pair.leaf)
         for pair in amended.values()
-        if pair.state.explains and pair.premise.text not in above
+        if pair.explains and pair.premise.text not in above
     }
     held = {one.text: one for one in result.accepted if one.id not in amended or one.text in new}
     return tuple({**held, **new}.values())
@@ -272,18 +270,17 @@ def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremis
 def _pairs(run: Run, commit: NodeCommit, answer: NodeAnswer) -> Iterator[Pair]:
     node_round = commit.round
     for premise in commit.outcome.judged:
-        state = answer.states[premise.id]
-        if state is PairState.REFUSED and run.config.collect is Collect.POSITIVES_ONLY:
+        known = commit.outcome.known.pairs[premise.id]
+        if known.explains is False and run.config.collect is Collect.POSITIVES_ONLY:
             continue
         yield run.pair(
             node_round.node.text,
-            premise,
-            state,
+            known,
             node_id=node_round.node_id,
             annotator=answer.annotator_of(premise.id) or run.config.oracle,
             grade=answer.grade_of(premise.id),
             note=answer.note,
-            amended=bool(state.explains) and premise.id in node_round.known.pairs,  # added, though refused before
+            amended=bool(known.explains) and premise.id in node_round.known.pairs,  # added, though refused before
             version=node_round.version,
         )
 
@@ -327,10 +324,11 @@ def _result_json(result: Result) -> str:
 
 def _known_json(known: Known) -> str:
     vectors = list(dict.fromkeys(pair.vector for pair in known.pairs.values()))
-    pairs = {
-        name: [pair.state.letter, pair.premise.text, pair.premise.rank, pair.premise.score, vectors.index(pair.vector)]
-        for name, pair in known.pairs.items()
-    }
+    pairs = {}
+    for name, pair in known.pairs.items():
+        premise = pair.premise
+        found = [premise.text, premise.rank, premise.score, vectors.index(pair.vector)]
+        pairs[name] = [pair.explains, pair.leaf, *found]
     stored: dict[str, Any] = {"format_version": FORMAT_VERSION, "pairs": pairs, "vectors": vectors}
     if known.written:
         stored["written"] = [(one.text, one.author) for one in known.written]
@@ -346,11 +344,11 @@ def _known(run_id: str, row: str | None, amended: str | None) -> Known:
     stored: dict[str, Any] = json.loads(row) if row else {"format_version": FORMAT_VERSION, "pairs": {}}
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
     pairs = {
-        name: KnownPair(PAIR_STATES[letter], Candidate(name, *premise), stored["vectors"][vector])
-        for name, (letter, *premise, vector) in stored["pairs"].items()
+        name: KnownPair(explains, leaf, Candidate(name, *premise), stored["vectors"][vector])
+        for name, (explains, leaf, *premise, vector) in stored["pairs"].items()
     }
     for name, pair in _amended(amended).items():
-        pairs[name] = replace(pairs.get(name, pair), state=pair.state)
+        pairs[name] = replace(pairs.get(name, pair), explains=pair.explains, leaf=pair.leaf)
     written = (AcceptedPremise("", row[0], ADDED, leaf=False, author=row[1]) for row in stored.get("written", ()))
     return Known(pairs, tuple(written), tuple(map(_ANSWER.validate_python, stored.get("statements", ()))))
 

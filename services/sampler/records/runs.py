@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from aeenc.oracle import Candidate
 from aeenc.values import Collect, RunConfig, RunProgress
-from services.sampler.acs.algorithm import PAIR_STATES, KnownPair, PairSign, PairState
+from services.sampler.acs.algorithm import SIGNS, KnownPair, PairSign
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
 
@@ -82,8 +82,7 @@ class Run:
     def pair(
         self,
         query: str,
-        premise: Candidate,
-        state: PairState,
+        known: KnownPair,
         *,
         node_id: str,
         annotator: str,
@@ -93,7 +92,8 @@ class Run:
         version: str = "",
     ) -> Pair:
         """A pair that this run records now; `version` has retrieved it (default: the one the run began with)."""
-        sign, reason = state.sign, UNDECIDED if state.explains is None else ""
+        premise, sign = known.premise, SIGNS[known.explains]
+        reason = UNDECIDED if known.explains is None else ""
         if sign == "NEGATIVE" and self.config.collect is Collect.POSITIVES_ONLY:
             sign, reason = "SKIPPED", REFUSED
         return Pair(
@@ -112,7 +112,8 @@ class Run:
             judged_at=now(),
             grade=grade,
             amended=amended,
-            state=state.letter,
+            explains=known.explains,
+            leaf=known.leaf,
             reason=reason,
             note=note,
         )
@@ -122,8 +123,8 @@ class Run:
 class Pair:
     """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
 
-    An `amended` pair replaces the earlier ones of its query and premise in its run. `state` is the letter of its
-    PairState, in a run that has judged it. `reason` says why a skipped one was skipped: undecided by the oracle, or the
+    An `amended` pair replaces the earlier ones of its query and premise in its run. `explains` and `leaf` are what a
+    run that has judged it knows. `reason` says why a skipped one was skipped: undecided by the oracle, or the
     filter's reason. `note` is the remark that came with the answer.
     """
 
@@ -142,7 +143,8 @@ class Pair:
     judged_at: str = ""
     grade: float = 0.0
     amended: bool = False
-    state: str = ""
+    explains: bool | None = None
+    leaf: bool = False
     reason: str = ""
     note: str = ""
     seq: int = 0
@@ -156,7 +158,8 @@ class Pair:
     @property
     def known(self) -> KnownPair:
         """What a run knows by it, in a log of its own."""
-        return KnownPair(PAIR_STATES[self.state], Candidate(self.premise_id, self.premise, self.rank, self.score))
+        premise = Candidate(self.premise_id, self.premise, self.rank, self.score)
+        return KnownPair(self.explains, self.leaf, premise)
 
     @classmethod
     def from_json(cls, text: str, seq: int) -> Pair:

@@ -8,7 +8,7 @@ import pytest
 from aeenc.oracle import Candidate
 from aeenc.v1 import sampler_pb2, types_pb2
 from aeenc.values import NegativeFilter, RunConfig
-from services.sampler.acs.algorithm import ADDED, Known, KnownPair, PairState, highest_kept, left_out
+from services.sampler.acs.algorithm import ADDED, Known, KnownPair, highest_kept, left_out
 from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
 POSITIVE = types_pb2.PAIR_SIGN_POSITIVE
@@ -56,7 +56,7 @@ def test_what_is_left_out_is_what_the_definition_leaves_out():
     while pairs < 70_000:
         scores = sorted((round(draw.uniform(-1, 1), 2) for _ in range(draw.randint(0, 40))), reverse=True)
         found = [Candidate(f"p{n}", f"fact {n}", n, score) for n, score in enumerate(scores, start=1)]
-        states = {one.id: draw.choice([*[PairState.REFUSED] * 4, *PairState]) for one in found}
+        states = {one.id: draw.choice([False] * 5 + [True] * 2 + [None]) for one in found}
         margins = [draw.choice([None, 0.0, 0.1, 0.5]) for _ in range(2)]
         rules = NegativeFilter(
             min_rank=draw.choice([0, 3]),
@@ -66,20 +66,19 @@ def test_what_is_left_out_is_what_the_definition_leaves_out():
         )
         most = draw.choice([0, 0, 1, 4])
         order = draw.sample(found, len(found))
-        known = Known({one.id: KnownPair(states[one.id], one) for one in order})
+        known = Known({one.id: KnownPair(states[one.id], False, one) for one in order})
         reasons_given = left_out("q", known, RunConfig(max_negatives_per_query=most, negative_filter=rules))
         by_sign: dict[bool, Found] = {
-            sign: [(one.id, one.rank, one.score) for one in found if bool(states[one.id].explains) is sign]
-            for sign in (True, False)
+            sign: [(one.id, one.rank, one.score) for one in found if states[one.id] is sign] for sign in (True, False)
         }
-        refused = [row for row in by_sign[False] if states[row[0]] is PairState.REFUSED]
+        refused = by_sign[False]
         negatives, reasons = naive(rules, most, by_sign[True], refused)
         assert {one for one, *_ in refused} - reasons_given.keys() == negatives
         assert {one: reason for one, reason in reasons_given.items() if reason != "cap"} == reasons
         pairs += len(found)
 
 
-A, R = PairState.LEAF, PairState.REFUSED
+A, R = True, False
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ A, R = PairState.LEAF, PairState.REFUSED
     ],
 )
 def test_which_refusals_are_left_out(fields: dict[str, Any], most: int, premises: list[tuple], expected: dict) -> None:
-    known = Known({name: KnownPair(state, Candidate(name, name, *at), on) for state, name, *at, on in premises})
+    known = Known({name: KnownPair(does, False, Candidate(name, name, *at), on) for does, name, *at, on in premises})
     config = RunConfig(max_negatives_per_query=most, negative_filter=NegativeFilter(**fields))
     assert left_out("query", known, config) == expected
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from aeenc.values import Answer, Judgement, Verdict
-from services.sampler.acs.algorithm import MAX_ANNOTATOR, PairState
+from services.sampler.acs.algorithm import JUDGEMENTS, MAX_ANNOTATOR, explains
 from services.sampler.oracles.answers import read_answers
 from support.worlds.sampler_world import (
     HYPOTHESES,
@@ -52,11 +52,16 @@ def test_a_refusal_is_read_only_from_a_single_clear_refusal(given_answers: list[
     for judged in read_answers(TASKS, given_answers):
         mine = [answer for answer in given_answers if answer.task_id == judged.task_id]
         assert len(mine) == 1
-        assert judged.states.keys() == set(IDS)
-        for premise_id, state in judged.states.items():
+        assert judged.verdicts.keys() == set(IDS)
+        for premise_id, verdict in judged.verdicts.items():
             said = [one.judgement for one in mine[0].verdicts if one.premise_id == premise_id]
-            assert (state is PairState.REFUSED) is (said == [REFUSES])
-            assert (state.explains is True) is (said == [EXPLAINS])
+            assert (explains(verdict) is False) is (said == [REFUSES])
+            assert (explains(verdict) is True) is (said == [EXPLAINS])
+            assert verdict.judgement in JUDGEMENTS
+
+
+def test_each_judgement_of_the_contract_says_whether_the_premise_explains_the_query():
+    assert {*JUDGEMENTS, Judgement.UNSPECIFIED} == set(Judgement)
 
 
 def refused(premise_id: str, **said: Any) -> Verdict:
@@ -68,7 +73,7 @@ def test_a_grade_that_is_no_number_is_dropped_and_the_verdict_kept(grade: float)
     odd = Answer(task_id="t1", verdicts=(refused("p1", grade=grade), refused("p2", grade=0.5)), annotator="it")
     [judged] = read_answers(TASKS, [odd])
     assert [judged.grade_of(one) for one in IDS] == [0.0, 0.5, 0.0]
-    assert judged.states["p1"] is PairState.REFUSED
+    assert explains(judged.verdicts["p1"]) is False
 
 
 def test_an_endless_annotator_is_cut():

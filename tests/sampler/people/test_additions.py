@@ -11,10 +11,10 @@ import pytest
 
 import aeenc
 from aeenc import errors, values
-from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, PairState, Tree
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
+from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, Tree, explains
 from services.sampler.people import steps
-from services.sampler.people.tasks import SentAnswer, TaskRecord, accepts, corrections, from_json
+from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections, from_json
 from support.waiting import eventually
 from support.worlds.people_world import sent, verdict
 from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
@@ -43,7 +43,7 @@ def missing(lease: Any, *, split: str = "") -> str:
 def test_what_one_person_adds_is_unseen_by_the_others_and_accepted():
     record = answered(answered(TaskRecord("run", TASK, 2, "adjudicate"), "ann", FOUND), "bob", PLAIN)
     assert record.state is values.TaskState.DECIDED
-    assert accepts(record.decision["p9"])
+    assert explains(record.decision["p9"])
     assert [one.id for one in record.candidates] == ["p1", "p2", "p9"]
 
 
@@ -53,9 +53,9 @@ def test_an_adjudicator_may_refuse_an_addition_and_an_amendment_may_add_one_late
     assert corrections(settled) == {}
     later = sent(additions=FOUND.answer.additions)
     amended = steps.amend(settled, "run.0-0.1", later, "ann", 3.0).record
-    assert {name: accepts(one) for name, one in corrections(amended).items()} == {"p9": True}
+    assert {name: explains(one) for name, one in corrections(amended).items()} == {"p9": True}
     refused = steps.amend(amended, "run.0-0.2", sent([("p9", REFUSES)]), "ann", 4.0).record
-    assert {name: accepts(one) for name, one in corrections(refused).items()} == {"p9": False}
+    assert {name: explains(one) for name, one in corrections(refused).items()} == {"p9": False}
 
 
 def test_an_undone_answer_takes_its_additions_with_it():
@@ -68,9 +68,9 @@ def test_an_undone_answer_takes_its_additions_with_it():
 def test_an_added_premise_is_accepted_in_every_tree_that_may_have_it():
     found = [Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)]
     extra = Candidate("p9", "t9", ADDED, 0.0)
-    states = {"p1": PairState.EXPLAINS, "p2": PairState.REFUSED, "p9": PairState.EXPLAINS}
+    verdicts = {name: verdict(name, said) for name, said in (("p1", EXPLAINS), ("p2", REFUSES), ("p9", EXPLAINS))}
     first = NodeRound(Tree(0, "h", [Node(0, "q")]), Node(0, "q")).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", states, "ann", added=(extra,)))
+    outcome = first.outcome(NodeAnswer("0-0", verdicts, "ann", added=(extra,)))
     assert [one.id for one in outcome.result.accepted] == ["p1", "p9"]
     assert [one.id for one in outcome.judged] == ["p1", "p2", "p9"]
     again = NodeRound(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
@@ -208,7 +208,7 @@ def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_it
     found = [Candidate("p1", "t1", 1, 0.9)]
     written = (AcceptedPremise("", "so t", ADDED, leaf=False, author="ann"),)
     first = NodeRound(Tree(0, "h", [Node(0, "q")]), Node(0, "q")).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", {"p1": PairState.SKIPPED}, "ann", written=written))
+    outcome = first.outcome(NodeAnswer("0-0", {"p1": verdict("p1", ABSTAINS)}, "ann", written=written))
     assert [(one.id, one.text, one.author) for one in outcome.result.accepted] == [("", "so t", "ann")]
     assert [one.id for one in outcome.judged] == ["p1"]
     again = NodeRound(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)

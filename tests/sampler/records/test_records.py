@@ -9,7 +9,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import Candidate
+from aeenc.oracle import EXPLAINS, Candidate, Verdict
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import (
     ADDED,
@@ -18,7 +18,6 @@ from services.sampler.acs.algorithm import (
     Node,
     NodeAnswer,
     NodeRound,
-    PairState,
     Tree,
 )
 from services.sampler.records.keys import RunKeys
@@ -29,6 +28,7 @@ from services.sampler.records.runs import Run
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
 from support.waiting import eventually
+from support.worlds.people_world import verdict
 from support.worlds.sampler_world import (
     HYPOTHESES,
     QUEUE,
@@ -46,7 +46,7 @@ FOUND, EXTRA = Candidate("p1", "fact 1", 1, 0.1 + 0.2), Candidate("p9", "fact 9"
 ROUND = NodeRound(TREE, TREE.nodes[0]).with_nearest([FOUND], 1, "version-1")
 ANSWER = NodeAnswer(
     "0-0",
-    {"p1": PairState.EXPLAINS, "p9": PairState.LEAF},
+    {"p1": verdict("p1", EXPLAINS), "p9": verdict("p9", Verdict(EXPLAINS, leaf=True))},
     "ann",
     added=(EXTRA,),
     written=(AcceptedPremise("", "so", ADDED, leaf=False, author="ann"),),
