@@ -22,8 +22,7 @@ An oracle is assumed to judge a premise by the query. If it decides by the path,
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -156,10 +155,8 @@ class Tree:
         level = [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.cut]
         return self._children([(node, self.results[node.ordinal]) for node in level], config)
 
-    def growth(
-        self, ordinal: int, accepted: Sequence[AcceptedPremise], config: RunConfig, refused: Collection[str] = ()
-    ) -> Growth | None:
-        """The effect of what was accepted, or refused (ids), after a node was judged.
+    def growth(self, ordinal: int, amendment: Amendment, config: RunConfig) -> Growth | None:
+        """The effect of an amendment after a node was judged.
 
         None if it is not judged, or nothing is new.
         """
@@ -168,8 +165,8 @@ class Tree:
             return None
         node, known = self.nodes[ordinal], {premise.text for premise in before.accepted}
         excluded = {node.text, *self.path(node), *known}
-        no_leaves = {one.text for one in accepted if not one.leaf}
-        held = [one for one in before.accepted if one.id not in refused]
+        accepted, no_leaves = amendment.accepted, {one.text for one in amendment.accepted if not one.leaf}
+        held = [one for one in before.accepted if one.id not in amendment.refused]
         kept = (replace(one, leaf=one.leaf and one.text not in no_leaves) for one in held)
         result = replace(before, accepted=(*kept, *(one for one in accepted if one.text not in excluded)))
         if result == before:
@@ -263,10 +260,6 @@ class Known:
     written: tuple[AcceptedPremise, ...] = ()
     statements: tuple[Answer, ...] = ()
 
-    def explains(self, premise: Candidate) -> bool:
-        """Whether a premise is known to explain the query."""
-        return premise.id in self.pairs and self.pairs[premise.id].explains is True
-
 
 def highest_kept(by: NegativeFilter, best: float | None) -> float:
     """The highest score that is kept when the best accepted premise scores `best`; None: none is accepted."""
@@ -285,8 +278,8 @@ def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
     arXiv:2407.15831), measured from the best-scored accepted premise of the query; a query without one has no margin.
     Scores are compared only where the same query vector gave them: neither those of a conditioned node's rounds nor
     those of two encoder versions. So the cap goes by ranks: of those that the filter leaves, the
-    `max_negatives_per_query` best-ranked stay (0: all). A premise without a rank was added by somebody: no rank or
-    score leaves it out.
+    `max_negatives_per_query` best-ranked stay (0: all), of equal ranks those of the vector that came first. A premise
+    without a rank was added by somebody: no rank or score leaves it out.
     """
     by, most = config.negative_filter, config.max_negatives_per_query
     accepted = [pair for pair in known.pairs.values() if pair.explains]
@@ -299,7 +292,12 @@ def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
     refused = [pair for pair in known.pairs.values() if pair.explains is False]
     found: dict[str, Reason] = {}
     kept = 0
-    for pair in sorted(refused, key=lambda pair: (not pair.premise.rank, pair.premise.rank, pair.premise.id)):
+    vectors = list(dict.fromkeys(pair.vector for pair in known.pairs.values()))
+
+    def place(pair: KnownPair) -> tuple[bool, int, int, str]:
+        return not pair.premise.rank, pair.premise.rank, vectors.index(pair.vector), pair.premise.id
+
+    for pair in sorted(refused, key=place):
         one = pair.premise
         if by and one.rank and (one.rank < by.min_rank or 0 < by.max_rank < one.rank):
             found[one.id] = "rank"
@@ -348,15 +346,6 @@ class NodeAnswer:
     written: tuple[AcceptedPremise, ...] = ()
     statement: Answer | None = None
     proposed: tuple[str, ...] = ()
-
-    def annotator_of(self, premise_id: str) -> str:
-        """Who gave the verdict on a premise."""
-        return self.verdicts[premise_id].annotator[:MAX_ANNOTATOR] or self.annotator
-
-    def grade_of(self, premise_id: str) -> float:
-        """The grade given with it; 0 for none, and for one that is no number."""
-        grade = self.verdicts[premise_id].grade
-        return grade if grade is not None and math.isfinite(grade) else 0.0
 
 
 @dataclass(frozen=True)
@@ -421,7 +410,7 @@ class NodeRound:
 
     def explaining(self, known: Known) -> list[Candidate]:
         """The premises of this tree that are known to explain the query: candidates best first, then those added."""
-        return list(filter(known.explains, self._with_added(known)))
+        return [one for one in self._with_added(known) if one.id in known.pairs and known.pairs[one.id].explains]
 
     def outcome(self, answer: NodeAnswer | None) -> Outcome:
         """The outcome of the round; without an answer nothing had to be asked."""

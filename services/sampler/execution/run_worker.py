@@ -213,7 +213,7 @@ class RunWorker:
     async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
         for query, one in due:
             for ordinal in [node.ordinal for node in tree.nodes if node.text == query]:
-                if growth := tree.growth(ordinal, one.accepted, self._config, one.refused):
+                if growth := tree.growth(ordinal, one, self._config):
                     await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree, growth))
                     tree.grow(growth)
                     if self._all_read or tree.index <= self._last_index:  # else it is read in its turn

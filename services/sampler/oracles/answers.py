@@ -7,6 +7,7 @@ one is left out and logged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,8 +82,7 @@ def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
         elif premise_id in verdicts:
             verdicts[premise_id] = UNSEEN  # given twice: nobody knows which one is meant
         else:
-            is_known = verdict.judgement in JUDGEMENTS
-            verdicts[premise_id] = verdict if is_known else replace(verdict, judgement=Judgement.UNSEEN)
+            verdicts[premise_id] = _clear(verdict)
     said = replace(cleaned(answer, oracle), task_id="", verdicts=(), additions=())
     if not verdicts and not said.intermediates:
         return None
@@ -95,6 +95,17 @@ def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
         said.note,
         statement=said if says_more else None,
         proposed=tuple(proposed),
+    )
+
+
+def _clear(verdict: Verdict) -> Verdict:
+    """The verdict as far as it can be read: an unknown judgement is unseen, a grade that is no number none."""
+    is_known, grade = verdict.judgement in JUDGEMENTS, verdict.grade
+    return replace(
+        verdict,
+        judgement=verdict.judgement if is_known else Judgement.UNSEEN,
+        grade=grade if grade is not None and math.isfinite(grade) else None,
+        annotator=verdict.annotator[:MAX_ANNOTATOR],
     )
 
 

@@ -31,7 +31,7 @@ def agreement_of(ratings: Sequence[Mapping[str, bool]]) -> Agreement:
         krippendorff_alpha=math.nan,
         candidates=len(common),
         annotators=len(names),
-        positive_agreement=positive_agreement(ratings),
+        positive_agreement=math.nan,
     )
     if not common:
         return found
@@ -52,27 +52,18 @@ def agreement_of(ratings: Sequence[Mapping[str, bool]]) -> Agreement:
     alike = given == most
     share = said_yes[alike].mean() / most
     chance = 2 * share * (1 - share)  # of two ratings that differ
+    # The share of yes in which two people meet (Cicchetti and Feinstein 1990). Where nearly everything is refused,
+    # figures beyond chance hang on a few cells; this one leaves common refusals out.
+    met, missed = 2 * np.triu(both, k=1).sum(), np.triu(one + other, k=1).sum()
     return replace(
         found,
+        positive_agreement=float(met / (met + missed)) if met or missed else math.nan,
         cohen_kappa=float(kappas.mean()) if len(kappas) else math.nan,
         fleiss_kappa=float(1 - apart[alike].mean() / (most * (most - 1)) / chance) if chance else math.nan,
         krippendorff_alpha=float(1 - (apart / (given - 1)).sum() * (given.sum() - 1) / differing)
         if differing
         else math.nan,
     )
-
-
-def positive_agreement(ratings: Iterable[Mapping[str, bool]]) -> float:
-    """The share of yes in which two people meet, 2a / (2a + b + c) over all pairs (Cicchetti and Feinstein 1990).
-
-    Where nearly everything is refused, figures beyond chance hang on a few cells; this one leaves common refusals out.
-    """
-    both = one = 0
-    for candidate in ratings:
-        yes, rated = sum(candidate.values()), len(candidate)
-        both += yes * (yes - 1) // 2
-        one += yes * (rated - yes)
-    return 2 * both / (2 * both + one) if both or one else math.nan
 
 
 def agreement_of_pairs(ratings: Iterable[Mapping[str, bool]]) -> dict[tuple[str, str], float]:

@@ -102,25 +102,20 @@ class ControlItems:
         """
         queue = run.config.oracle
         settings = self._queues[queue]
-
-        def standing(answered: int, *, passed: bool = False) -> Qualification:
-            return Qualification(items=settings.qualify, answered=answered, passed=passed)
-
         if not settings.qualify or annotator in settings.qualified:
             return None
-        if noted := await self._tasks.qualification(run.id, queue, annotator):
-            return standing(settings.qualify, passed=noted == "PASSED")
-        ids = await self._tasks.answered_by(run.id, annotator, controls=True)
-        found, _ = await self._tasks.read_many(run.id, ids)
-        counted = [right_and_judged(one, given.own_verdicts) for one in found for given in one.answers]
-        if len(found) < settings.qualify:
-            return standing(len(found))
-        right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
-        if not judged or right < settings.qualify_share * judged:
-            await self._tasks.fail(run.id, annotator)
-            return standing(len(found))
-        await self._tasks.qualify(queue, annotator)
-        return standing(len(found), passed=True)
+        noted = await self._tasks.qualification(run.id, queue, annotator)
+        passed = noted == "PASSED"
+        if not noted:
+            ids = await self._tasks.answered_by(run.id, annotator, controls=True)
+            found, _ = await self._tasks.read_many(run.id, ids)
+            if len(found) < settings.qualify:
+                return Qualification(items=settings.qualify, answered=len(found))
+            counted = [right_and_judged(one, given.own_verdicts) for one in found for given in one.answers]
+            right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
+            passed = judged > 0 and right >= settings.qualify_share * judged
+            await self._tasks.qualify(run.id, queue, annotator, passed=passed)
+        return Qualification(items=settings.qualify, answered=settings.qualify, passed=passed)
 
 
 def read_controls(path: Path) -> tuple[ControlItem, ...]:

@@ -45,20 +45,18 @@ _ENDS = (TaskEventKind.SETTLED, TaskEventKind.WITHDRAWN)  # whoever waits for a 
 
 @dataclass
 class _Asking:
-    """The tasks that a run waits for, each with whom to tell: those to be queued and those in the queue.
+    """The tasks that a run waits for, each with whom to tell; the `new` ones are not in the queue yet.
 
     `changed` are those that an event says have ended, `look_at` is the time of the next look at all of it. `version` is
-    the one that others were sent back for, if any were.
+    the one that others were sent back for, if any were. `is_amended` is false while people have surely amended nothing.
     """
 
-    new: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
     waiting: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
+    new: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
     look_at: float = 0.0
     version: str = ""
-
-    def __len__(self) -> int:
-        return len(self.waiting) + len(self.new.keys() - self.waiting.keys())
+    is_amended: bool = True
 
 
 class PeopleGateway(Gateway):
@@ -72,7 +70,6 @@ class PeopleGateway(Gateway):
         self.settings = settings
         self._tasks, self._queue = tasks, queue
         self._asking: dict[str, _Asking] = {}  # by run
-        self._unamended: set[str] = set()  # runs of which nothing was amended since somebody asked
         self._serving: list[asyncio.Task[None]] = []
         self._awake = asyncio.Event()
 
@@ -85,12 +82,12 @@ class PeopleGateway(Gateway):
 
     async def amended(self, run_id: str) -> list[Amendment]:
         """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
-        if run_id in self._unamended:
+        asking = self._asking.get(run_id, _Asking())
+        if not asking.is_amended:
             return []
-        self._unamended.add(run_id)
+        asking.is_amended = False  # what is amended from now on, an event tells
         found = await self._tasks.amended(run_id)
-        if found or run_id not in self._asking:
-            self._unamended.discard(run_id)
+        asking.is_amended |= bool(found)
         return [
             Amendment(
                 record.node_id,
@@ -118,7 +115,8 @@ class PeopleGateway(Gateway):
         asking = self._asking.setdefault(run_id, _Asking())
         futures = [asyncio.get_running_loop().create_future() for _ in tasks]
         names = [task_name(task.query, task.candidates) for task in tasks]
-        asking.new |= dict(zip(names, zip(tasks, futures, strict=True), strict=True))
+        asking.waiting |= dict(zip(names, zip(tasks, futures, strict=True), strict=True))
+        asking.new.update(names)
         self._awake.set()
         if not self._serving:
             self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._listen())]
@@ -126,17 +124,16 @@ class PeopleGateway(Gateway):
             records = [await told for told in futures]
         finally:
             for name in names:
-                asking.new.pop(name, None)
+                asking.new.discard(name)
                 asking.waiting.pop(name, None)
-            if not asking:
+            if not asking.waiting:
                 self._asking.pop(run_id, None)
-                self._unamended.discard(run_id)
         ended = zip(records, tasks, strict=True)
         return [WithdrawnTask(task.task_id) if one.withdrawn else _answer(one, task) for one, task in ended]
 
     def waiting(self, run_id: str) -> str:
         """The reason why a run waits; empty when it does not."""
-        tasks = len(self._asking.get(run_id, ()))
+        tasks = len(self._asking.get(run_id, _Asking()).waiting)
         return f"{tasks} task{'s' * (tasks != 1)} before the people of queue {self.name!r}" if tasks else ""
 
     async def close(self) -> None:
@@ -171,8 +168,8 @@ class PeopleGateway(Gateway):
         await asyncio.sleep(AWAY_PAUSE_S)
 
     def _all_changed(self) -> None:
-        self._unamended.clear()
         for asking in self._asking.values():
+            asking.is_amended = True
             asking.changed.update(asking.waiting)
         self._awake.set()
 
@@ -195,9 +192,8 @@ class PeopleGateway(Gateway):
                 if event.seq != seq + 1:  # those between are no longer kept
                     self._all_changed()
                 seq = event.seq
-                self._unamended.discard(event.run_id)
                 if asking := self._asking.get(event.run_id):
-                    asking.look_at = 0.0
+                    asking.look_at, asking.is_amended = 0.0, True
                     if event.kind in _ENDS:
                         asking.changed.update({event.task_id} & asking.waiting.keys())
             if events:
@@ -207,10 +203,10 @@ class PeopleGateway(Gateway):
     async def _put_new(self, run_id: str, asking: _Asking) -> None:
         """Waits from now on for the new tasks of a run, which are put into the queue unless they are there."""
         settings = self.settings
-        new = list(asking.new.items())
+        new = list(asking.new)
         for start in range(0, len(new), READ):
-            part = dict(new[start : start + READ])
-            asking.waiting |= part  # before they are read: what changes from now on, an event tells
+            names = new[start : start + READ]
+            part = {name: asking.waiting[name][0] for name in names if name in asking.waiting}
             found, _ = await self._tasks.read_many(run_id, list(part))
             there = {record.task.task_id for record in found}
             await self._tasks.put(
@@ -218,16 +214,16 @@ class PeopleGateway(Gateway):
                     TaskRecord(
                         run_id, replace(task, task_id=name), settings.overlap, settings.policy, node_id=task.task_id
                     )
-                    for name, (task, _) in part.items()
+                    for name, task in part.items()
                     if name not in there
                 ]
             )
             for record in found:
-                await self._take_over(asking, record, part[record.task.task_id][0])
-            for name, (task, _) in part.items():
+                await self._take_over(asking, record, part[record.task.task_id])
+            for name, task in part.items():
                 if asking.version not in ("", task.model_version):  # it was retrieved while others were sent back
                     await self._send_back(run_id, name, asking.version)
-                asking.new.pop(name, None)
+            asking.new.difference_update(names)
             asking.look_at = 0.0
 
     async def _take_over(self, asking: _Asking, record: TaskRecord, task: Task) -> None:
@@ -245,7 +241,7 @@ class PeopleGateway(Gateway):
 
     def _leave(self, asking: _Asking, error: NewerFormat) -> None:
         """Tells those who wait for a run's tasks that this release cannot read them."""
-        for _, told in (*asking.new.values(), *asking.waiting.values()):
+        for _, told in asking.waiting.values():
             if not told.done():
                 told.set_exception(error)
         asking.look_at = math.inf
@@ -286,7 +282,7 @@ def _answer(record: TaskRecord, task: Task) -> NodeAnswer:
     verdicts = {one.id: record.settled[one.id] for one in (*task.candidates, *added)}
     for one in added:
         finders = sorted(given.annotator for given in record.answers if one.id in given.verdicts)
-        verdicts[one.id] = replace(verdicts[one.id], annotator=", ".join(finders))
+        verdicts[one.id] = replace(verdicts[one.id], annotator=", ".join(finders)[:MAX_ANNOTATOR])
     return NodeAnswer(
         task.task_id,
         verdicts,

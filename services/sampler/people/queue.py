@@ -19,7 +19,6 @@ from functools import partial
 from aeenc import errors
 from aeenc.oracle import Candidate
 from aeenc.values import Answer, Judgement
-from services.sampler.acs.algorithm import known_by
 from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
 from services.sampler.people.controls import ControlItems, NotQualified, draw
@@ -422,7 +421,8 @@ class TaskQueue:
         mine = {one.record.task.task_id for one in taken}
         room = self._message_bytes - sum(one.record.size_bytes for one in taken)
         async with self._picking:
-            while True:
+            overtaken, too_large = True, ""
+            while overtaken:
                 overtaken, too_large = False, ""
                 async for chunk in self._candidates(run, annotator, len(taken), only):
                     found, at = await self._tasks.read_many(run.id, chunk)
@@ -439,12 +439,11 @@ class TaskQueue:
                         if await self._tasks.write(change, at, numbered(request, len(taken))):
                             return await self._leased(change.record.leases[-1], change.record, at)
                         overtaken = True
-                if too_large and not overtaken:
-                    remedy = "raise the sampler's MESSAGE_BYTES, or start a run with a smaller k"
-                    limit = f"over the limit of {self._message_bytes:,} of an answer"
-                    raise errors.TooLarge(f"{too_large}, {limit}; {remedy}")
-                if not overtaken:
-                    return None
+        if too_large:
+            limit = f"over the limit of {self._message_bytes:,} of an answer"
+            remedy = "raise the sampler's MESSAGE_BYTES, or start a run with a smaller k"
+            raise errors.TooLarge(f"{too_large}, {limit}; {remedy}")
+        return None
 
     async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
         tree = record.node_id.partition("-")[0]
@@ -480,10 +479,10 @@ def corrected_pairs(run: Run, record: TaskRecord, who: str) -> list[Pair]:
     return [
         run.pair(
             record.task.query,
-            known_by(verdict, candidate),
+            candidate,
+            verdict,
             node_id=record.node_id,
             annotator=who,
-            grade=verdict.grade or 0.0,
             note=record.note[:MAX_NOTE],
             amended=True,
             version=record.task.model_version,

@@ -11,6 +11,7 @@ No clock, no storage, no randomness: times and ids are arguments. A step that is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,9 +62,10 @@ def _event(kind: TaskEventKind, person: str = "", **said: Any) -> TaskEvent:
     return TaskEvent(kind=kind, person=person, **said)
 
 
-def _end(record: TaskRecord, over: list[Lease], ended: Any) -> TaskRecord:
-    leases = tuple(replace(lease, ended=ended) if lease in over else lease for lease in record.leases)
-    return replace(record, leases=leases)
+def _changed(record: TaskRecord, some: Iterable[Lease], **changes: Any) -> TaskRecord:
+    """The record with changes of some of its leases."""
+    ids = {one.id for one in some}
+    return replace(record, leases=tuple(replace(one, **changes) if one.id in ids else one for one in record.leases))
 
 
 def _expired(over: list[Lease]) -> tuple[TaskEvent, ...]:
@@ -73,7 +75,7 @@ def _expired(over: list[Lease]) -> tuple[TaskEvent, ...]:
 def expire(record: TaskRecord, at: float) -> Change:
     """Ends the leases whose time is over. The answer may still come; it is then late."""
     over = [lease for lease in record.leases if not lease.ended and lease.expires_at <= at]
-    return Change(_end(record, over, "EXPIRED"), _expired(over))
+    return Change(_changed(record, over, ended="EXPIRED"), _expired(over))
 
 
 def lease(record: TaskRecord, annotator: str, lease_id: str, at: float, lease_s: float) -> Change:
@@ -93,7 +95,7 @@ def renew(record: TaskRecord, lease_id: str, at: float, lease_s: float, who: str
         message = f"lease {lease_id} is over ({why.get(held.ended, held.ended.lower())})"
         raise errors.FailedPrecondition(message, reason="LEASE_EXPIRED")
     until = max(held.expires_at, min(at + lease_s, held.taken_at + MAX_HELD_S))
-    return Change(_with_lease(record, replace(held, expires_at=until)))
+    return Change(_changed(record, [held], expires_at=until))
 
 
 def release(record: TaskRecord, lease_id: str, at: float, reason: str, who: str = "") -> Change:
@@ -101,7 +103,7 @@ def release(record: TaskRecord, lease_id: str, at: float, reason: str, who: str 
     held = _lease(record, lease_id, who)
     if not held.live(at):
         return Change(record)
-    given_back = replace(_with_lease(record, replace(held, ended="RELEASED")), returned=record.returned + 1)
+    given_back = replace(_changed(record, [held], ended="RELEASED"), returned=record.returned + 1)
     return Change(given_back, (_event(TaskEventKind.RELEASED, held.annotator, reason=reason),))
 
 
@@ -138,9 +140,9 @@ def submit(record: TaskRecord, lease_id: str, sent: SentAnswer, seq: int, at: fl
     given = complete(record.task.candidates, chosen, added, sent)
     answer = replace(given, annotator=held.annotator, answer_id=answer_id, late=late, at=moment_of(at))
     swept = expire(record, at)
-    over = replace(held, ended="ANSWERED", answer_id=answer_id, client_seq=seq, said=sent.said)
+    ended = _changed(swept.record, [held], ended="ANSWERED", answer_id=answer_id, client_seq=seq, said=sent.said)
     answers = (*record.answers, TaskAnswer(answer, took_s))
-    after = replace(_with_lease(swept.record, over), answers=answers, made=record.made + 1, undone=False)
+    after = replace(ended, answers=answers, made=record.made + 1, undone=False)
     # A late answer makes leases needless: the person's other ones, and the youngest beyond the room.
     others = [one for one in after.held(at) if one.annotator != held.annotator]
     kept = sorted(others, key=lambda one: one.taken_at)[: after.overlap - len(answers)]
@@ -148,7 +150,7 @@ def submit(record: TaskRecord, lease_id: str, sent: SentAnswer, seq: int, at: fl
     told = _event(TaskEventKind.ANSWERED, held.annotator, answer=answer)
     return _decided(
         Change(
-            _end(after, surplus, "MOOT"),
+            _changed(after, surplus, ended="MOOT"),
             (*swept.events, *_expired(surplus), told),
             id=answer_id,
             elapsed_s=took_s,
@@ -269,7 +271,7 @@ def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
         return Change(record)
     told = _event(TaskEventKind.LOWERED, who, overlap=overlap)
     moot = record.held(at) if len(record.answers) >= overlap else []
-    return _decided(Change(replace(_end(record, moot, "MOOT"), overlap=overlap), (told,), id="lowered"), at)
+    return _decided(Change(replace(_changed(record, moot, ended="MOOT"), overlap=overlap), (told,), id="lowered"), at)
 
 
 def hasten(record: TaskRecord, annotator: str) -> Change:
@@ -297,7 +299,9 @@ def close(record: TaskRecord, adjudicator: str, reason: str, at: float) -> Chang
         raise errors.FailedPrecondition(message, reason="TASK_SETTLED")
     if record.control or record.state in (TaskState.DECIDED, TaskState.WITHDRAWN):
         return Change(record)
-    ended = replace(_end(record, record.held(at), "MOOT"), overlap=len(record.answers), reopens=record.overlap)
+    ended = replace(
+        _changed(record, record.held(at), ended="MOOT"), overlap=len(record.answers), reopens=record.overlap
+    )
     answered = _decided(Change(ended), at).record
     disputed = by_premise(
         Verdict(premise_id=one, judgement=Judgement.ABSTAIN, annotator=adjudicator) for one in answered.conflicts
@@ -328,7 +332,7 @@ def send_back(record: TaskRecord, version: str | None, at: float, lease_id: str 
     begun = record.control or record.state is not TaskState.WAITING or record.answers
     if begun or record.task.model_version == version or any(held.id != lease_id for held in record.held(at)):
         return Change(record)
-    withdrawn = replace(_end(record, record.held(at), "RELEASED"), withdrawn=True)
+    withdrawn = replace(_changed(record, record.held(at), ended="RELEASED"), withdrawn=True)
     return Change(withdrawn, (_event(TaskEventKind.WITHDRAWN, who, model_version=version or ""),), id="withdrawn")
 
 
@@ -377,11 +381,6 @@ def _answer(record: TaskRecord, answer_id: str) -> TaskAnswer:
     if number.isdecimal() and 1 <= int(number) <= record.made:
         raise errors.FailedPrecondition(f"answer {answer_id} no longer holds: it was amended or taken back")
     raise errors.NotFound(f"no answer {answer_id!r}; SubmitVerdicts and ListTasks name answers")
-
-
-def _with_lease(record: TaskRecord, changed: Lease) -> TaskRecord:
-    leases = tuple(changed if lease.id == changed.id else lease for lease in record.leases)
-    return replace(record, leases=leases)
 
 
 def _answer_id(record: TaskRecord) -> str:

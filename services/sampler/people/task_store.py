@@ -72,21 +72,13 @@ class TaskStore:
         if not new:
             return
         keys = self._keys
+        parts = (keys.tasks, keys.waiting, keys.task_events, keys.record, keys.asking, keys.counts)
         at = moment_of((await self.read_many(new[0].run_id, []))[1]).isoformat()
         pipe = self._redis.pipeline(transaction=False)
         for one in new:
             run_id, task_id = one.run_id, one.task.task_id
             await self._put(
-                keys=[
-                    keys.task(run_id, task_id),
-                    keys.tasks(run_id),
-                    keys.waiting(run_id),
-                    keys.task_events(run_id),
-                    keys.all_events,
-                    keys.record(run_id),
-                    keys.asking(run_id),
-                    keys.counts(run_id),
-                ],
+                keys=[keys.task(run_id, task_id), keys.all_events, *(part(run_id) for part in parts)],
                 args=[
                     task_id,
                     run_id,
@@ -160,26 +152,14 @@ class TaskStore:
             "made": change.id,
             "request_ttl_s": REQUEST_TTL_S,
         }
+        of_person = (keys.answered_by(run_id, person), keys.controls_by(run_id, person))
+        of_tasks = (keys.waiting, keys.leases, keys.decided, keys.verdicts, keys.task_events, keys.answers_hour)
+        of_run = (keys.growing, keys.counts, keys.record, keys.pairs, keys.events, keys.amended)
         written = await self._write(
             keys=[
-                keys.task(run_id, task_id),
-                keys.waiting(run_id),
-                keys.leases(run_id),
-                keys.decided(run_id),
-                keys.verdicts(run_id),
-                keys.task_events(run_id),
-                keys.all_events,
-                keys.pace(queue),
-                keys.answered_by(run_id, person),
-                keys.controls_by(run_id, person),
-                keys.answers_hour(run_id),
-                self._requests.key(request),
-                keys.record(run_id),
-                keys.growing(run_id),
-                keys.counts(run_id),
-                keys.pairs(run_id),
-                keys.events(run_id),
-                keys.amended(run_id),
+                *(keys.task(run_id, task_id), keys.all_events, keys.pace(queue), self._requests.key(request)),
+                *of_person,
+                *(part(run_id) for part in (*of_tasks, *of_run)),
             ],
             args=[after.revision, after.to_json(), json.dumps(plan)],
         )
@@ -230,8 +210,7 @@ class TaskStore:
 
     async def waiting(self, run_id: str, start: int = 0, count: int = 0) -> list[str]:
         """So many tasks that somebody may take, best first, from a position on; 0: all."""
-        found: list[str] = await self._redis.zrange(self._keys.waiting(run_id), start, start + count - 1)
-        return found
+        return list(await self._redis.zrange(self._keys.waiting(run_id), start, start + count - 1))
 
     async def waiting_of(self, run_id: str, task_ids: Collection[str]) -> list[str]:
         """Those of these tasks that somebody may take, best first."""
@@ -249,8 +228,7 @@ class TaskStore:
 
     async def task_ids(self, run_id: str, after: int, limit: int) -> list[str]:
         """Tasks of a run in the order in which they were queued, from a position on."""
-        found: list[str] = await self._redis.lrange(self._keys.tasks(run_id), after, after + limit - 1)
-        return found
+        return list(await self._redis.lrange(self._keys.tasks(run_id), after, after + limit - 1))
 
     async def asking(self, run_id: str, queries: Sequence[str]) -> list[str]:
         """The tasks of a run that ask these queries; empty for a query that was not put before people."""
@@ -263,20 +241,18 @@ class TaskStore:
         """The number of the last event of a run's tasks, or (empty) of all; 0 when there is none."""
         key = self._keys.task_events(run_id) if run_id else self._keys.all_events
         entries = await self._redis.xrevrange(key, count=1)
-        return int(entries[0][0].partition("-")[0]) if entries else 0
+        return _seq(entries[0][0]) if entries else 0
 
     async def answered(self, run_id: str, annotator: str) -> int:
         """The number of a person's answers in a run that hold."""
-        found: int = await self._redis.zcard(self._keys.answered_by(run_id, annotator))
-        return found
+        return int(await self._redis.zcard(self._keys.answered_by(run_id, annotator)))
 
     async def answered_by(
         self, run_id: str, annotator: str, start: int = 0, end: int = -1, *, controls: bool = False
     ) -> list[str]:
         """The tasks that a person has answered, oldest first, between two positions; or their control items."""
         key = self._keys.controls_by if controls else self._keys.answered_by
-        found: list[str] = await self._redis.zrange(key(run_id, annotator), start, end)
-        return found
+        return list(await self._redis.zrange(key(run_id, annotator), start, end))
 
     async def unanswered(self, run_id: str, annotator: str, task_ids: Sequence[str]) -> list[str]:
         """Those of these tasks that a person has not answered."""
@@ -331,13 +307,12 @@ class TaskStore:
         passed, failed = await pipe.execute()
         return "PASSED" if passed else "FAILED" if failed else ""
 
-    async def qualify(self, queue: str, annotator: str) -> None:
-        """Notes that a person has passed the queue's qualification round."""
-        await self._redis.sadd(self._keys.qualified(queue), annotator)
-
-    async def fail(self, run_id: str, annotator: str) -> None:
-        """Notes that a person has failed the run's qualification round; of a run that was deleted, nothing is noted."""
-        await self._fail(keys=[self._keys.record(run_id), self._keys.failed(run_id)], args=[annotator])
+    async def qualify(self, run_id: str, queue: str, annotator: str, *, passed: bool) -> None:
+        """Notes that a person has passed the queue's qualification round, or failed that of a run that still exists."""
+        if passed:
+            await self._redis.sadd(self._keys.qualified(queue), annotator)
+        else:
+            await self._fail(keys=[self._keys.record(run_id), self._keys.failed(run_id)], args=[annotator])
 
     async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
         """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""

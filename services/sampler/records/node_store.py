@@ -32,6 +32,7 @@ from services.sampler.acs.algorithm import (
     Tree,
     accepted,
     cut_nodes,
+    explains,
 )
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import CHUNK, EMIT, NOTE_AMENDED
@@ -251,8 +252,7 @@ class NodeStore:
         pipe = self._redis.pipeline(transaction=False)
         for keys, arguments in calls:
             await script(keys=keys, args=arguments, client=pipe)
-        written: list[Written] = await pipe.execute()
-        return written
+        return list(await pipe.execute())
 
 
 def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremise, ...]:
@@ -270,17 +270,17 @@ def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremis
 def _pairs(run: Run, commit: NodeCommit, answer: NodeAnswer) -> Iterator[Pair]:
     node_round = commit.round
     for premise in commit.outcome.judged:
-        known = commit.outcome.known.pairs[premise.id]
-        if known.explains is False and run.config.collect is Collect.POSITIVES_ONLY:
+        verdict = answer.verdicts[premise.id]
+        if explains(verdict) is False and run.config.collect is Collect.POSITIVES_ONLY:
             continue
         yield run.pair(
             node_round.node.text,
-            known,
+            premise,
+            verdict,
             node_id=node_round.node_id,
-            annotator=answer.annotator_of(premise.id) or run.config.oracle,
-            grade=answer.grade_of(premise.id),
+            annotator=verdict.annotator or answer.annotator or run.config.oracle,
             note=answer.note,
-            amended=bool(known.explains) and premise.id in node_round.known.pairs,  # added, though refused before
+            amended=bool(explains(verdict)) and premise.id in node_round.known.pairs,  # added, though refused before
             version=node_round.version,
         )
 
@@ -310,11 +310,7 @@ def _commit_arguments(run: Run, commit: NodeCommit) -> list[Any]:
 
 
 def _by_ordinal(nodes: Iterable[Node]) -> list[Any]:
-    return [text for node in nodes for text in (node.ordinal, _node_json(node))]
-
-
-def _node_json(node: Node) -> str:
-    return json.dumps([FORMAT_VERSION, node.text, node.premise_id, node.parent, node.depth, node.author])
+    return [text for node in nodes for text in (node.ordinal, json.dumps([FORMAT_VERSION, *astuple(node)[1:]]))]
 
 
 def _result_json(result: Result) -> str:
@@ -344,8 +340,8 @@ def _known(run_id: str, row: str | None, amended: str | None) -> Known:
     stored: dict[str, Any] = json.loads(row) if row else {"format_version": FORMAT_VERSION, "pairs": {}}
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
     pairs = {
-        name: KnownPair(explains, leaf, Candidate(name, *premise), stored["vectors"][vector])
-        for name, (explains, leaf, *premise, vector) in stored["pairs"].items()
+        name: KnownPair(does, leaf, Candidate(name, *premise), stored["vectors"][vector])
+        for name, (does, leaf, *premise, vector) in stored["pairs"].items()
     }
     for name, pair in _amended(amended).items():
         pairs[name] = replace(pairs.get(name, pair), explains=pair.explains, leaf=pair.leaf)

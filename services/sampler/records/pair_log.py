@@ -115,11 +115,8 @@ class PairLog:
 
     async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's pairs, and of the requests that have added to them; what finds others comes last."""
-        yield await self._requests(run_id)
+        yield sorted(await self._redis.smembers(self._keys.import_requests(run_id)))
         yield [part(run_id) for part in (self._keys.pairs, self._keys.amended, self._keys.import_requests)]
-
-    async def _requests(self, run_id: str) -> list[str]:
-        return sorted(await self._redis.smembers(self._keys.import_requests(run_id)))
 
 
 def addition(corpus: str, pairs: Sequence[Pair]) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class RunStore:
 
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
-        await self.cycles.delete(run_id, _idempotency_key, request)
+        await self.cycles.delete(run_id, lambda record: config_from_json(record["config"]).idempotency_key, request)
 
     def retention_lease(self, owner: str, lease_s: float) -> WorkLease:
         """The lease of who removes old runs, not taken yet."""
@@ -203,10 +203,6 @@ class RunStore:
             args=[limit, *(argument for node in nodes for argument in node)],
         )
         return [bool(one) for one in granted]
-
-
-def _idempotency_key(record: Mapping[str, str]) -> str:
-    return config_from_json(record["config"]).idempotency_key
 
 
 def _run(run_id: str, record: Mapping[str, str]) -> Run:

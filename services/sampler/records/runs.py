@@ -9,8 +9,8 @@ from datetime import datetime
 from pydantic import TypeAdapter
 
 from aeenc.oracle import Candidate
-from aeenc.values import Collect, RunConfig, RunProgress
-from services.sampler.acs.algorithm import SIGNS, KnownPair, PairSign
+from aeenc.values import Collect, RunConfig, RunProgress, Verdict
+from services.sampler.acs.algorithm import SIGNS, KnownPair, PairSign, known_by
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
 
@@ -82,18 +82,18 @@ class Run:
     def pair(
         self,
         query: str,
-        known: KnownPair,
+        premise: Candidate,
+        verdict: Verdict,
         *,
         node_id: str,
         annotator: str,
-        grade: float = 0.0,
         note: str = "",
         amended: bool = False,
         version: str = "",
     ) -> Pair:
         """A pair that this run records now; `version` has retrieved it (default: the one the run began with)."""
-        premise, sign = known.premise, SIGNS[known.explains]
-        reason = UNDECIDED if known.explains is None else ""
+        known = known_by(verdict, premise)
+        sign, reason = SIGNS[known.explains], UNDECIDED if known.explains is None else ""
         if sign == "NEGATIVE" and self.config.collect is Collect.POSITIVES_ONLY:
             sign, reason = "SKIPPED", REFUSED
         return Pair(
@@ -110,7 +110,7 @@ class Run:
             oracle=self.config.oracle,
             annotator=annotator,
             judged_at=now(),
-            grade=grade,
+            grade=verdict.grade or 0.0,
             amended=amended,
             explains=known.explains,
             leaf=known.leaf,

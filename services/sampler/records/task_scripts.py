@@ -31,7 +31,7 @@ local function count(key, task, state)
 end
 """
 
-# KEYS: task, index, waiting, events, all events, run, asked, counts
+# KEYS: task, all events, index, waiting, events, run, asked, counts
 # ARGV: task id, run id, task, record, now, its state, how many events of all are kept, query
 PUT = (
     _SHARED
@@ -39,17 +39,17 @@ PUT = (
 if redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
 if ARGV[6] ~= '' then redis.call('HSET', KEYS[7], ARGV[8], ARGV[1]) end
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local number = redis.call('RPUSH', KEYS[2], ARGV[1])
+local number = redis.call('RPUSH', KEYS[3], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
-if ARGV[6] ~= '' then redis.call('ZADD', KEYS[3], number, ARGV[1]) end
+if ARGV[6] ~= '' then redis.call('ZADD', KEYS[4], number, ARGV[1]) end
 count(KEYS[8], KEYS[1], ARGV[6])
-note(KEYS[4], KEYS[5], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
+note(KEYS[5], KEYS[2], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
 return 1
 """
 )
 
-# KEYS: task, waiting, leases, decided, verdicts, events, all events, pace, the person's answers, those to control
-#       items, the run's answers of the last hour, request, run, growing, counts, pairs, the run's events, amended
+# KEYS: task, all events, pace, request, the person's answers, those to control items, waiting, leases, decided,
+#       verdicts, events, the run's answers of the last hour, growing, counts, run, pairs, the run's events, amended
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 WRITE = (
     ADD_PAIR
@@ -58,37 +58,37 @@ WRITE = (
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
 if #plan.pairs > 0 then
-  if redis.call('EXISTS', KEYS[13]) == 0 then return 0 end
-  for _, pair in ipairs(plan.pairs) do add_pair(KEYS[13], KEYS[16], KEYS[18], pair) end
-  emit(KEYS[13], KEYS[17], plan.at)
+  if redis.call('EXISTS', KEYS[15]) == 0 then return 0 end
+  for _, pair in ipairs(plan.pairs) do add_pair(KEYS[15], KEYS[16], KEYS[18], pair) end
+  emit(KEYS[15], KEYS[17], plan.at)
 end
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
 if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
-count(KEYS[15], KEYS[1], plan.state)
-place(KEYS[2], plan.waiting, plan.task)
-for _, lease in ipairs(plan.leases) do place(KEYS[3], lease[2], lease[1]) end
-place(KEYS[4], plan.decided, plan.task)
-for _, entry in ipairs(plan.log) do append(KEYS[5], 'task', plan.task, 'entry', entry) end
+count(KEYS[14], KEYS[1], plan.state)
+place(KEYS[7], plan.waiting, plan.task)
+for _, lease in ipairs(plan.leases) do place(KEYS[8], lease[2], lease[1]) end
+place(KEYS[9], plan.decided, plan.task)
+for _, entry in ipairs(plan.log) do append(KEYS[10], 'task', plan.task, 'entry', entry) end
 for _, event in ipairs(plan.events) do
-  note(KEYS[6], KEYS[7], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
+  note(KEYS[11], KEYS[2], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
 end
 if plan.elapsed_ms ~= '' then
-  redis.call('HINCRBY', KEYS[8], 'answers', 1)
-  redis.call('HINCRBY', KEYS[8], 'elapsed_ms', plan.elapsed_ms)
+  redis.call('HINCRBY', KEYS[3], 'answers', 1)
+  redis.call('HINCRBY', KEYS[3], 'elapsed_ms', plan.elapsed_ms)
 end
 if plan.person ~= '' then
-  place(KEYS[9], plan.answered, plan.task)
+  place(KEYS[5], plan.answered, plan.task)
   if plan.control then
-    place(KEYS[10], plan.answered, plan.task)
+    place(KEYS[6], plan.answered, plan.task)
   else
-    place(KEYS[11], plan.answered, plan.task .. ' ' .. plan.person)
-    redis.call('ZREMRANGEBYSCORE', KEYS[11], '-inf', plan.hour_ago)
+    place(KEYS[12], plan.answered, plan.task .. ' ' .. plan.person)
+    redis.call('ZREMRANGEBYSCORE', KEYS[12], '-inf', plan.hour_ago)
   end
 end
-if plan.corrects then redis.call('HSET', KEYS[14], plan.task, ARGV[1] + 1) end
+if plan.corrects then redis.call('HSET', KEYS[13], plan.task, ARGV[1] + 1) end
 if plan.request ~= '' then
-  redis.call('HSET', KEYS[12], 'content', plan.request, 'made', plan.made)
-  redis.call('EXPIRE', KEYS[12], plan.request_ttl_s)
+  redis.call('HSET', KEYS[4], 'content', plan.request, 'made', plan.made)
+  redis.call('EXPIRE', KEYS[4], plan.request_ttl_s)
 end
 return 1
 """

@@ -123,6 +123,20 @@ A, R = True, False
             {"third": "cap"},
             id="so does the cap, which goes by ranks",
         ),
+        pytest.param(
+            {},
+            2,
+            [(R, "z", 1, 0.2, "v"), (R, "m", 2, 0.1, "v"), (R, "a", 1, 0.9, "w"), (R, "b", 2, 0.8, "w")],
+            {"m": "cap", "b": "cap"},
+            id="of each vector as many stay",
+        ),
+        pytest.param(
+            {},
+            1,
+            [(R, "z", 1, 0.2, "v"), (R, "a", 1, 0.9, "w")],
+            {"a": "cap"},
+            id="of equal ranks the one of the vector that came first, whatever their names and scores",
+        ),
     ],
 )
 def test_which_refusals_are_left_out(fields: dict[str, Any], most: int, premises: list[tuple], expected: dict) -> None:

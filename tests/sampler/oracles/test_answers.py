@@ -72,7 +72,7 @@ def refused(premise_id: str, **said: Any) -> Verdict:
 def test_a_grade_that_is_no_number_is_dropped_and_the_verdict_kept(grade: float):
     odd = Answer(task_id="t1", verdicts=(refused("p1", grade=grade), refused("p2", grade=0.5)), annotator="it")
     [judged] = read_answers(TASKS, [odd])
-    assert [judged.grade_of(one) for one in IDS] == [0.0, 0.5, 0.0]
+    assert [judged.verdicts[one].grade for one in IDS] == [None, 0.5, None]
     assert explains(judged.verdicts["p1"]) is False
 
 
@@ -80,8 +80,8 @@ def test_an_endless_annotator_is_cut():
     given = (refused("p1", annotator="a" * 10**6), refused("p2"))
     long = Answer(task_id="t1", verdicts=given, annotator="b" * 10**6)
     [judged] = read_answers(TASKS, [long])
-    assert judged.annotator_of("p1") == "a" * MAX_ANNOTATOR
-    assert judged.annotator_of("p2") == "b" * MAX_ANNOTATOR
+    assert judged.verdicts["p1"].annotator == "a" * MAX_ANNOTATOR
+    assert judged.annotator == "b" * MAX_ANNOTATOR
 
 
 class Raw(grpc.GenericRpcHandler):

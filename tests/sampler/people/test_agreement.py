@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 from statsmodels.stats import inter_rater
 
-from services.sampler.people.agreement import agreement_of, agreement_of_pairs, edge_f1, positive_agreement
+from services.sampler.people.agreement import agreement_of, agreement_of_pairs, edge_f1
 from support import agreement_reference
 
 
@@ -88,13 +88,13 @@ def test_what_chance_alone_explains_is_not_a_number(ratings):
 def test_positive_agreement_is_that_of_a_table_of_two_by_two():
     # both yes 20, one of them 15 + 10, both no 955: 2 * 20 / (2 * 20 + 25)
     one, other = "1" * 35 + "0" * 965, "1" * 20 + "0" * 15 + "1" * 10 + "0" * 955
-    assert positive_agreement(rated(one, other)) == pytest.approx(40 / 65)
-    assert math.isnan(positive_agreement(rated("000", "000")))
+    assert agreement_of(rated(one, other)).positive_agreement == pytest.approx(40 / 65)
+    assert math.isnan(agreement_of(rated("000", "000")).positive_agreement)
 
 
 def test_positive_agreement_of_three_is_over_their_pairs():
     # yes, yes, no: one pair meets, two do not
-    assert positive_agreement(rated("1", "1", "0")) == pytest.approx(2 / 4)
+    assert agreement_of(rated("1", "1", "0")).positive_agreement == pytest.approx(2 / 4)
 
 
 def test_every_two_people_have_the_agreement_that_they_have_alone():
@@ -103,8 +103,9 @@ def test_every_two_people_have_the_agreement_that_they_have_alone():
         names = [f"annotator-{n}" for n in range(4)]
         ratings = [{name: rng.random() < 0.3 for name in names if rng.random() < 0.7} for _ in range(12)]
         alone = {
-            pair: positive_agreement([{name: one[name] for name in pair} for one in ratings if one.keys() >= {*pair}])
+            pair: agreement_of(both).positive_agreement
             for pair in combinations(names, 2)
+            for both in [[{name: one[name] for name in pair} for one in ratings if one.keys() >= {*pair}]]
         }
         assert agreement_of_pairs(ratings) == pytest.approx({p: one for p, one in alone.items() if not math.isnan(one)})
 
