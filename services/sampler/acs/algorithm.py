@@ -289,15 +289,14 @@ def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
             best[pair.vector] = max(pair.premise.score, best.get(pair.vector, pair.premise.score))
     texts = (query, *(pair.premise.text for pair in accepted)) if by and by.rewordings else ()
     same = set(map(same_key, texts))
-    refused = [pair for pair in known.pairs.values() if pair.explains is False]
+    vectors = list(dict.fromkeys(pair.vector for pair in known.pairs.values()))
+    refused = sorted(
+        (pair for pair in known.pairs.values() if pair.explains is False),
+        key=lambda pair: (not pair.premise.rank, pair.premise.rank, vectors.index(pair.vector), pair.premise.id),
+    )
     found: dict[str, Reason] = {}
     kept = 0
-    vectors = list(dict.fromkeys(pair.vector for pair in known.pairs.values()))
-
-    def place(pair: KnownPair) -> tuple[bool, int, int, str]:
-        return not pair.premise.rank, pair.premise.rank, vectors.index(pair.vector), pair.premise.id
-
-    for pair in sorted(refused, key=place):
+    for pair in refused:
         one = pair.premise
         if by and one.rank and (one.rank < by.min_rank or 0 < by.max_rank < one.rank):
             found[one.id] = "rank"
