@@ -22,7 +22,7 @@ from aeenc.values import Answer, Judgement
 from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
 from services.sampler.people.controls import ControlItems, NotQualified, draw
-from services.sampler.people.task_store import Step, TaskStore
+from services.sampler.people.task_store import READ, Step, TaskStore
 from services.sampler.people.tasks import Lease, SentAnswer, TaskRecord, check_annotator, corrections, parts_of
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
@@ -33,7 +33,6 @@ from services.store.requests import Request
 
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
-READ = 32
 
 LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
 Follow = Callable[..., Awaitable[Run]]  # `execution.holds.Following.follow`

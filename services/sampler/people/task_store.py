@@ -41,7 +41,7 @@ Step = Callable[[TaskRecord, float], Change]
 Corrected = Callable[[TaskRecord, str], Sequence[Pair]]  # by whom
 
 ATTEMPTS = 50
-READ = 500
+READ = 32  # tasks at once: as many as a few milliseconds are enough for
 PAUSE_S = 0.005
 HOUR_S = 3600.0
 UNNAMED = Request("", "", {})
