@@ -85,7 +85,7 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
         lease = await take(people, "ben", run.id)
         answer = await people.submit(lease, [lease.task.candidates[0].premise.id])
         await people.amend(answer.answer_id, [lease.task.candidates[1].premise.id], "cem")
-        await TaskStore(redis, RunKeys(world.settings["namespace"])).fail(run.id, "dan")
+        await TaskStore(redis, RunKeys(world.settings["namespace"])).qualify(run.id, "team", "dan", passed=False)
         with pytest.raises(errors.FailedPrecondition, match=f"run {run.id} is RUNNING; cancel it first"):
             await client.delete(run.id)
         await client.cancel(run.id)
