@@ -52,7 +52,7 @@ class _Asking:
     """
 
     waiting: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
-    new: set[str] = field(default_factory=set)
+    new: dict[str, None] = field(default_factory=dict)  # in order
     changed: set[str] = field(default_factory=set)
     look_at: float = 0.0
     version: str = ""
@@ -116,7 +116,7 @@ class PeopleGateway(Gateway):
         futures = [asyncio.get_running_loop().create_future() for _ in tasks]
         names = [task_name(task.query, task.candidates) for task in tasks]
         asking.waiting |= dict(zip(names, zip(tasks, futures, strict=True), strict=True))
-        asking.new.update(names)
+        asking.new |= dict.fromkeys(names)
         self._awake.set()
         if not self._serving:
             self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._listen())]
@@ -124,7 +124,7 @@ class PeopleGateway(Gateway):
             records = [await told for told in futures]
         finally:
             for name in names:
-                asking.new.discard(name)
+                asking.new.pop(name, None)
                 asking.waiting.pop(name, None)
             if not asking.waiting:
                 self._asking.pop(run_id, None)
@@ -223,7 +223,8 @@ class PeopleGateway(Gateway):
             for name, task in part.items():
                 if asking.version not in ("", task.model_version):  # it was retrieved while others were sent back
                     await self._send_back(run_id, name, asking.version)
-            asking.new.difference_update(names)
+            for name in names:
+                asking.new.pop(name, None)
             asking.look_at = 0.0
 
     async def _take_over(self, asking: _Asking, record: TaskRecord, task: Task) -> None:

@@ -114,7 +114,7 @@ async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothin
         await client.delete(run.id)
         before = await left(redis, world)
         assert await writes(run.id) == (False, [False], [])
-        await queue.fail(run.id, "ann")
+        await queue.qualify(run.id, "team", "ann", passed=False)
         assert await left(redis, world) == before == {key for key in before if key.startswith("oracle:")}
 
 
