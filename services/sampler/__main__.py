@@ -12,7 +12,7 @@ from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, every
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
-from services.sampler.execution.holds import Following, RunHolds
+from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retention import LOOK_S, Retention
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
@@ -48,8 +48,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         else None
     )
     admin = Channel(settings.index_target, **settings.peer(admin=True), timeout_s=5.0)
-    holds = RunHolds(GenerationHolds(redis, keys, IndexClient(admin)), registry)
-    following = Following(store, retrieval, holds)
+    holds = RunHolds(GenerationHolds(redis, keys, IndexClient(admin)), registry, store, retrieval)
     metrics = OracleMetrics(server.metrics)
     tasks = TaskStore(redis, keys)
     controls = ControlItems(tasks, settings.queues)
@@ -60,7 +59,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
         settings.queues,
         controls,
         retrieval.premises,
-        following.follow,
+        holds.follow,
         settings.message_bytes,
     )
     oracles: dict[str, Gateway] = {
@@ -74,7 +73,6 @@ def build(settings: SamplerSettings) -> GrpcServer:
         retrieval,
         oracles,
         holds,
-        following,
         server.readiness,
         instance=settings.instance,
         wave_nodes=settings.wave_nodes,

@@ -33,10 +33,16 @@ _LABEL = re.compile("run-([0-9a-f]{16})")  # the label of a run, not one that a 
 
 
 class RunHolds:
-    """Sets and ends the labels of runs, and their holds. Without a registry there are no labels."""
+    """Sets and ends the labels of runs, and their holds, and moves runs to newer versions.
 
-    def __init__(self, generations: GenerationHolds, registry: RegistryClient | None) -> None:
+    Without a registry there are no labels. Raises the classes of `aeenc.errors`.
+    """
+
+    def __init__(
+        self, generations: GenerationHolds, registry: RegistryClient | None, store: RunStore, retrieval: Retrieval
+    ) -> None:
         self._generations, self._registry = generations, registry
+        self._store, self._retrieval = store, retrieval
 
     async def hold(self, run: Run) -> None:
         """Points the run's label at its version, and holds its generation."""
@@ -78,19 +84,6 @@ class RunHolds:
             log.warning("labels of ended runs stay for now", reason=error.message)
         return sorted(held)
 
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._generations.close()
-        if self._registry is not None:
-            await self._registry.channel.close()
-
-
-class Following:
-    """Moves runs to newer encoder versions. Raises the classes of `aeenc.errors`."""
-
-    def __init__(self, store: RunStore, retrieval: Retrieval, holds: RunHolds) -> None:
-        self._store, self._retrieval, self._holds = store, retrieval, holds
-
     async def follow(self, run_id: str, *, dry_run: bool = False) -> Run:
         """The run, with the version that its label names now as the current one.
 
@@ -107,11 +100,11 @@ class Following:
         version, _ = await self._retrieval.resolve(run.config, run.config.corpus, run.generation)
         newer = replace(run, current_version=version)
         if version != run.version and not dry_run:
-            await self._holds.hold(newer)
+            await self.hold(newer)
             if await self._store.follow(run_id, version):
                 log.info("run follows its label", run=run_id, version=version, before=run.version)
             else:  # it has ended meanwhile
-                await self._holds.drop(run_id)
+                await self.drop(run_id)
         return newer
 
     async def keep_up(self, run_id: str, oracle: Gateway) -> None:
@@ -121,3 +114,9 @@ class Following:
             await oracle.send_back(await self.follow(run_id))
 
         await every(FOLLOW_S, step, f"run {run_id} stays with its version for now")
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._generations.close()
+        if self._registry is not None:
+            await self._registry.channel.close()

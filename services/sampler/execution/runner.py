@@ -20,7 +20,7 @@ from services.kit.concurrency import cancel_all, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
-from services.sampler.execution.holds import Following, RunHolds
+from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
 from services.sampler.oracles.gateway import Gateway
@@ -48,7 +48,6 @@ class Runner:
         retrieval: Retrieval,
         oracles: Mapping[str, Gateway],
         holds: RunHolds,
-        following: Following,
         readiness: Readiness,
         *,
         instance: str,
@@ -59,7 +58,7 @@ class Runner:
         poll_s: float,
     ) -> None:
         self._store, self._nodes, self._retrieval = store, nodes, retrieval
-        self._oracles, self._holds, self._following, self._readiness = oracles, holds, following, readiness
+        self._oracles, self._holds, self._readiness = oracles, holds, readiness
         # A restarted process gets another owner: what its predecessor still has in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
         self._wave_nodes = wave_nodes
@@ -209,7 +208,7 @@ class Runner:
         await finish(asyncio.create_task(self._holds.hold(run)))
         oracle.begin()
         worker = RunWorker(run, lease, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes)
-        keeping_up = [asyncio.create_task(self._following.keep_up(run_id, oracle))] if run.config.live else []
+        keeping_up = [asyncio.create_task(self._holds.keep_up(run_id, oracle))] if run.config.live else []
         try:
             try:
                 await worker.work()

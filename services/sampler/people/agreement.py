@@ -7,12 +7,12 @@ defined: no candidate has two ratings, or everybody always said the same, so tha
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aeenc.values import Agreement
 
@@ -21,10 +21,7 @@ def agreement_of(ratings: Sequence[Mapping[str, bool]]) -> Agreement:
     """The agreement on candidates, each given as annotator to yes or no."""
     common = [candidate for candidate in ratings if len(candidate) > 1]
     names = sorted({annotator for candidate in common for annotator in candidate})
-    yes, no = (
-        np.array([[candidate.get(name) is value for name in names] for candidate in common], dtype=np.float64)
-        for value in (True, False)
-    )  # (candidates, annotators)
+    yes, no = _tables(common, names)
     found = Agreement(
         cohen_kappa=math.nan,
         fleiss_kappa=math.nan,
@@ -66,19 +63,21 @@ def agreement_of(ratings: Sequence[Mapping[str, bool]]) -> Agreement:
     )
 
 
-def agreement_of_pairs(ratings: Iterable[Mapping[str, bool]]) -> dict[tuple[str, str], float]:
-    """The positive agreement of every two people, by their names in order.
+def agreement_of_pairs(ratings: Sequence[Mapping[str, bool]], names: Sequence[str]) -> NDArray[np.float64]:
+    """The positive agreement of every two of these people, (people, people).
 
-    Two of whom neither says yes to a candidate that both have judged are missing.
+    NaN for one with themselves, and for two of whom neither says yes to a candidate that both have judged.
     """
-    both: Counter[tuple[str, str]] = Counter()
-    apart: Counter[tuple[str, str]] = Counter()
-    for candidate in ratings:
-        for pair in combinations(sorted(candidate), 2):
-            yes = [candidate[name] for name in pair].count(True)
-            both[pair] += yes == 2
-            apart[pair] += yes == 1
-    return {pair: 2 * both[pair] / total for pair in both if (total := 2 * both[pair] + apart[pair])}
+    yes, no = _tables(ratings, names)
+    met, missed = 2 * yes.T @ yes, yes.T @ no + no.T @ yes
+    np.fill_diagonal(met, 0)
+    return np.divide(met, met + missed, out=np.full_like(met, math.nan), where=met + missed > 0)
+
+
+def _tables(ratings: Sequence[Mapping[str, bool]], names: Sequence[str]) -> list[NDArray[np.float64]]:
+    """Who says yes, and who says no: (candidates, people) each."""
+    said = [[[one.get(name) is value for name in names] for one in ratings] for value in (True, False)]
+    return [np.array(one, dtype=np.float64).reshape(len(ratings), len(names)) for one in said]
 
 
 def edge_f1(trees: Iterable[Mapping[str, Set[str]]]) -> float:

@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from statistics import median
 
+import numpy as np
+
 from aeenc import errors
 from aeenc.values import (
     Agreement,
@@ -241,8 +243,7 @@ def _reports(
 ) -> tuple[AnnotatorReport, ...]:
     """The reports on the people of the sums, by name."""
     names = sorted(sums)
-    compared = names if len(names) <= MAX_COMPARED else []
-    pairs = agreement_of_pairs(ratings)
+    agree = agreement_of_pairs(ratings, names) if len(names) <= MAX_COMPARED else np.empty((len(names), 0))
     said: dict[str, Counter[bool]] = defaultdict(Counter)
     for rated in ratings:
         for name, yes in rated.items():
@@ -252,10 +253,10 @@ def _reports(
             annotator=name,
             median_elapsed=timedelta(seconds=median(elapsed_s[name])),
             refused_share=said[name][False] / said[name].total() if said[name] else math.nan,
-            positive_agreement=tuple(pairs.get((min(name, one), max(name, one)), math.nan) for one in compared),
+            positive_agreement=tuple(row.tolist()),
             **sums[name],
         )
-        for name in names
+        for name, row in zip(names, agree, strict=True)
     )
 
 

@@ -35,7 +35,7 @@ LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
 
 LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
-Follow = Callable[..., Awaitable[Run]]  # `execution.holds.Following.follow`
+Follow = Callable[..., Awaitable[Run]]  # `execution.holds.RunHolds.follow`
 
 
 @dataclass(frozen=True)

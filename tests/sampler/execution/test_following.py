@@ -5,17 +5,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.sampler.execution.holds import Following
+from services.sampler.execution.holds import RunHolds
 
 
 @dataclass(frozen=True)
 class StandInRun:
     id: str = "r"
     ended: bool = False
-    version: str = "v1"
     current_version: str = "v1"
     generation: str = "g"
     config: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(model=None, corpus="science"))
+
+    @property
+    def version(self) -> str:
+        return self.current_version
 
 
 class StandIns:
@@ -30,19 +33,28 @@ class StandIns:
     async def resolve(self, *_):
         return "v2", ""
 
-    async def hold(self, newer):
-        self.done.append(f"hold {newer.current_version}")
+    def name(self, run_id):
+        return f"run-{run_id}"
+
+    async def hold(self, *_):
+        self.done.append("hold")
+
+    async def set_label(self, name, version):
+        self.done.append(f"{name} {version}")
 
     async def follow(self, _run_id, version):
         self.done.append(f"follow {version}")
         return self.goes_on
 
-    async def drop(self, run_id):
-        self.done.append(f"drop {run_id}")
+    async def release(self, _run_id):
+        self.done.append("release")
+
+    async def delete_label(self, name):
+        self.done.append(f"delete {name}")
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_the_label_of_a_run_that_ended_while_it_followed_is_dropped(goes_on: bool):
     world = StandIns(goes_on)
-    await Following(world, world, world).follow("r")  # type: ignore[arg-type]
-    assert world.done == ["hold v2", "follow v2", *([] if goes_on else ["drop r"])]
+    await RunHolds(world, world, world, world).follow("r")  # type: ignore[arg-type]
+    assert world.done == ["hold", "run-r v2", "follow v2", *([] if goes_on else ["release", "delete run-r"])]

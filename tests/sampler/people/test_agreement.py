@@ -102,12 +102,12 @@ def test_every_two_people_have_the_agreement_that_they_have_alone():
         rng = random.Random(seed)
         names = [f"annotator-{n}" for n in range(4)]
         ratings = [{name: rng.random() < 0.3 for name in names if rng.random() < 0.7} for _ in range(12)]
-        alone = {
-            pair: agreement_of(both).positive_agreement
-            for pair in combinations(names, 2)
-            for both in [[{name: one[name] for name in pair} for one in ratings if one.keys() >= {*pair}]]
-        }
-        assert agreement_of_pairs(ratings) == pytest.approx({p: one for p, one in alone.items() if not math.isnan(one)})
+        alone = np.full((4, 4), math.nan)
+        for one, other in combinations(range(4), 2):
+            pair = {names[one], names[other]}
+            both = [{name: said[name] for name in pair} for said in ratings if said.keys() >= pair]
+            alone[one, other] = alone[other, one] = agreement_of(both).positive_agreement
+        assert agreement_of_pairs(ratings, names) == pytest.approx(alone, nan_ok=True)
 
 
 def test_edges_are_compared_by_pairs_of_people_in_one_task():
