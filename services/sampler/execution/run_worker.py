@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from aeenc import errors
 from aeenc.oracle import Task, all_of
-from services.kit.concurrency import cancel_all, every, observe_failure
+from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_REACH, Amendment, Node, NodeAnswer, NodeRound, Outcome, Tree
 from services.sampler.execution.retrieval import Retrieval, in_calls
@@ -40,7 +40,7 @@ T = TypeVar("T")
 Asked = TypeVar("Asked")
 
 REDIS_PAUSE_S = 0.5
-LOOK_S = 1.0  # between two looks for what people have amended
+LOOK_S = 1.0  # the longest time between two looks for what people have amended
 READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 ms each
 LAST_NODES = 50  # of those asked: when more than this share gets no answer, it is the oracle that fails
 MOST_FAILED = 0.2
@@ -132,7 +132,6 @@ class RunWorker:
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
         self._refused_by_budget = False
-        self._amended: Sequence[Amendment] = ()
         self._retrievals = Calls(self._retrieve, max(1, self._max_in_work // CALLS), CALLS_AT_INDEX)
         self._questions = Calls(self._ask, oracle.settings.batch_tasks, self._max_in_work)
         self._commits = Calls(self._store_nodes, self._max_in_work, COMMITS)
@@ -140,11 +139,6 @@ class RunWorker:
     async def work(self) -> None:
         """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
         nodes: set[asyncio.Task[None]] = set()
-        looking: list[asyncio.Task[None]] = []
-        if self._oracle.asks_people:
-            await self._patiently(self._look_for_amendments)
-            look = every(LOOK_S, self._look_for_amendments, f"the trees of run {self._run.id} do not grow for now")
-            looking.append(asyncio.create_task(look))
         try:
             while True:
                 self._progressed.clear()
@@ -160,7 +154,9 @@ class RunWorker:
                     nodes.add(task := asyncio.create_task(self.judge_node(tree, node)))
                     task.add_done_callback(observe_failure)
                 if nodes:
-                    await self._progressed.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S if self._oracle.asks_people else None):
+                            await self._progressed.wait()
                 elif self._refused_by_budget:
                     limit = self._oracle.settings.max_judgements
                     raise RunFailed(
@@ -172,7 +168,7 @@ class RunWorker:
                     return
         finally:
             calls = (*self._retrievals.end(), *self._questions.end(), *self._commits.end())
-            await cancel_all([*nodes, *calls, *looking])
+            await cancel_all([*nodes, *calls])
 
     async def judge_node(self, tree: Tree, node: Node) -> None:
         """Candidates, the question, its answer, what is stored: once, or as often as a conditioned node asks again."""
@@ -186,17 +182,11 @@ class RunWorker:
                 self._look_at([tree])  # else it may be closed by now
             self._progressed.set()
 
-    async def _look_for_amendments(self) -> None:
-        self._amended = await self._oracle.amended(self._run.id)
-        if self._amended or self._cut_in_work():
-            self._progressed.set()
-
     async def _grow(self) -> None:
         """Lets all trees that ask an amended query grow."""
         async with self._changing:
-            amended, self._amended = self._amended, ()
             due: list[tuple[str, Amendment]] = []
-            for one in amended:
+            for one in await self._patiently(partial(self._oracle.amended, self._run.id)):
                 index, ordinal = map(int, one.node_id.split("-"))
                 [tree] = await self._patiently(partial(self._nodes.trees, self._run.id, [index]))
                 if ordinal in tree.results:

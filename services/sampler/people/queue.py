@@ -160,11 +160,8 @@ class TaskQueue:
         asked = Request(request_id, "UndoVerdicts", {"run_id": run_id, "annotator": annotator, "count": count or 1})
         for number in range(count or 1):
             request = numbered(asked, number)
-            if earlier := await self._tasks.made(request):
-                undone.append(earlier)
-                continue
             try:
-                taken_back = await self._undo_last(run_id, annotator, request)
+                taken_back = await self._tasks.made(request) or await self._undo_last(run_id, annotator, request)
             except errors.FailedPrecondition:
                 if not undone:
                     raise
@@ -346,18 +343,25 @@ class TaskQueue:
         asked = {candidate.id for candidate in task.candidates}
         found = []
         for position, (verdict, premise) in enumerate(zip(additions, added, strict=True)):
-            field, problem = "premise_id", ""
-            if premise.id in asked:
-                problem = f"{premise.id!r} is a candidate of the task; judge it among `verdicts`"
-            elif premise.text in (task.query, *task.path):
-                problem = (
-                    f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself"
-                )
-            elif verdict.judgement is not Judgement.EXPLAINS:
-                field = "judgement"
-                problem = f"is {int(verdict.judgement)}; only premises that explain (EXPLAINS) are added"
-            if problem:
-                raise errors.InvalidArgument.field(f"additions[{position}].{field}", problem)
+            for wrong, where, problem in (
+                (
+                    premise.id in asked,
+                    "premise_id",
+                    f"{premise.id!r} is a candidate of the task; judge it among `verdicts`",
+                ),
+                (
+                    premise.text in (task.query, *task.path),
+                    "premise_id",
+                    f"{premise.id!r} says what is to be explained here or above; a tree may not lead back to itself",
+                ),
+                (
+                    verdict.judgement is not Judgement.EXPLAINS,
+                    "judgement",
+                    f"is {int(verdict.judgement)}; only premises that explain (EXPLAINS) are added",
+                ),
+            ):
+                if wrong:
+                    raise errors.InvalidArgument.field(f"additions[{position}].{where}", problem)
             found.append(replace(verdict, premise_id=premise.id, text=premise.text))
         return replace(sent, answer=replace(sent.answer, additions=tuple(found)))
 

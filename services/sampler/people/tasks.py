@@ -269,24 +269,24 @@ def read_verdicts(candidates: Iterable[Candidate], verdicts: Iterable[Verdict], 
     asked = {candidate.id: candidate for candidate in candidates}
     read: Verdicts = {}
     for position, verdict in enumerate(verdicts):
-        if verdict.premise_id not in asked:
-            where, problem = "premise_id", f"{verdict.premise_id!r} is not among the candidates of the task"
-        elif verdict.premise_id in read:
-            where, problem = "premise_id", f"{verdict.premise_id!r} is judged twice; judge it once"
-        elif verdict.judgement not in tuple(Judgement):
-            where, problem = "judgement", f"{int(verdict.judgement)} is unknown; update the sampler"
-        elif verdict.grade is not None and not math.isfinite(verdict.grade):
-            where, problem = "grade", f"is {verdict.grade}; give a finite number"
-        elif verdict.remark not in tuple(Remark):
-            where, problem = "remark", f"{int(verdict.remark)} is unknown; update the sampler"
-        else:
-            judgement = verdict.judgement or Judgement.UNSEEN
-            leaf = verdict.leaf and judgement is Judgement.EXPLAINS
-            premise = asked[verdict.premise_id]
-            text = premise.text if premise.rank == ADDED else ""
-            read[premise.id] = replace(verdict, judgement=judgement, leaf=leaf, annotator="", text=text)
-            continue
-        raise errors.InvalidArgument.field(f"{name}[{position}].{where}", problem)
+        premise_id, grade = verdict.premise_id, verdict.grade
+        for wrong, where, problem in (
+            (premise_id not in asked, "premise_id", f"{premise_id!r} is not among the candidates of the task"),
+            (premise_id in read, "premise_id", f"{premise_id!r} is judged twice; judge it once"),
+            (
+                verdict.judgement not in tuple(Judgement),
+                "judgement",
+                f"{int(verdict.judgement)} is unknown; update the sampler",
+            ),
+            (grade is not None and not math.isfinite(grade), "grade", f"is {grade}; give a finite number"),
+            (verdict.remark not in tuple(Remark), "remark", f"{int(verdict.remark)} is unknown; update the sampler"),
+        ):
+            if wrong:
+                raise errors.InvalidArgument.field(f"{name}[{position}].{where}", problem)
+        judgement, premise = verdict.judgement or Judgement.UNSEEN, asked[premise_id]
+        leaf = verdict.leaf and judgement is Judgement.EXPLAINS
+        text = premise.text if premise.rank == ADDED else ""
+        read[premise_id] = replace(verdict, judgement=judgement, leaf=leaf, annotator="", text=text)
     return read
 
 

@@ -92,39 +92,26 @@ return 'OK'
 """
 )
 
+# Opens a tree's next level or changes the result of a judged node, with the new nodes; or closes a tree that has no
+# level left. One that is closed and grows is open again.
 # KEYS: run, lease, tree, events, open
-# ARGV: owner, now, tree index, its depth, whether nodes stand below, then ordinal and node by turns
-_ADVANCE = (
-    EMIT
-    + _FENCE
-    + """
-if (redis.call('HGET', KEYS[3], 'depth') or '0') ~= ARGV[4] then return 'DONE' end
-if not redis.call('ZSCORE', KEYS[5], ARGV[3]) then return 'DONE' end
-if #ARGV == 5 and ARGV[5] == '0' then
-  redis.call('ZREM', KEYS[5], ARGV[3])
-  redis.call('HINCRBY', KEYS[1], 'trees_done', 1)
-  emit(KEYS[1], KEYS[4], ARGV[2])
-  return 'OK'
-end
-redis.call('HSET', KEYS[3], 'depth', ARGV[4] + 1)
-for i = 6, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', (#ARGV - 5) / 2)
-return 'OK'
-"""
-)
-
-# KEYS: run, lease, tree, events, open
-# ARGV: owner, now, tree index, its depth, ordinal of the node, its result, how many more nodes are pending, then
-#       ordinal and node by turns
+# ARGV: owner, now, tree index, field of the tree that changes, its value, the tree's depth from now on or '' (it is
+#       closed), how many more nodes are pending, then ordinal and node by turns
 _GROW = (
     EMIT
     + _FENCE
     + """
-if redis.call('HGET', KEYS[3], 'r:' .. ARGV[5]) == ARGV[6] then return 'DONE' end
-redis.call('HSET', KEYS[3], 'r:' .. ARGV[5], ARGV[6], 'depth', ARGV[4])
-for i = 8, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[7])
-if redis.call('ZADD', KEYS[5], ARGV[3], ARGV[3]) == 1 then redis.call('HINCRBY', KEYS[1], 'trees_done', -1) end
+if ARGV[6] == '' then
+  if redis.call('ZREM', KEYS[5], ARGV[3]) == 0 then return 'DONE' end
+  redis.call('HINCRBY', KEYS[1], 'trees_done', 1)
+else
+  if redis.call('HGET', KEYS[3], ARGV[4]) == ARGV[5] then return 'DONE' end
+  redis.call('HSET', KEYS[3], ARGV[4], ARGV[5], 'depth', ARGV[6])
+  for i = 8, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+  redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[7])
+  if ARGV[4] == 'depth' then return 'OK' end
+  if redis.call('ZADD', KEYS[5], ARGV[3], ARGV[3]) == 1 then redis.call('HINCRBY', KEYS[1], 'trees_done', -1) end
+end
 emit(KEYS[1], KEYS[4], ARGV[2])
 return 'OK'
 """
@@ -148,7 +135,6 @@ class NodeStore:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self._commit = Script(redis, _COMMIT)
-        self._advance = Script(redis, _ADVANCE)
         self._grow = Script(redis, _GROW)
 
     async def open_trees(self, run_id: str, after: int, limit: int) -> list[Tree]:
@@ -223,19 +209,25 @@ class NodeStore:
 
         One may have deeper nodes, and none in its next level.
         """
-        events, unfinished = self._keys.events(run_id), self._keys.open(run_id)
-        calls: list[tuple[list[str], list[Any]]] = []
+        calls = []
         for tree, nodes in levels:
-            keys = [*self._tree_keys(run_id, tree), events, unfinished]
-            calls.append((keys, [owner, now(), tree.index, tree.depth, int(tree.deeper), *_by_ordinal(nodes)]))
-        return await self._run(self._advance, calls)
+            depth = tree.depth + 1
+            of_level = ["depth", depth, depth if nodes or tree.deeper else "", len(nodes)]
+            calls.append((tree, [*of_level, *_by_ordinal(nodes)]))
+        return await self._change(run_id, owner, calls)
 
     async def grow(self, run_id: str, owner: str, tree: Tree, growth: Growth) -> list[Written]:
         """Stores what explains a judged node now, with the new nodes below. A finished tree is open again."""
-        keys = [*self._tree_keys(run_id, tree), self._keys.events(run_id), self._keys.open(run_id)]
-        node = [growth.ordinal, _result_json(growth.result), len(growth.nodes) + growth.reopened]
-        arguments = [owner, now(), tree.index, growth.depth, *node, *_by_ordinal(growth.nodes)]
-        return await self._run(self._grow, [(keys, arguments)])
+        pending = len(growth.nodes) + growth.reopened
+        of_node = [f"r:{growth.ordinal}", _result_json(growth.result), growth.depth, pending]
+        return await self._change(run_id, owner, [(tree, [*of_node, *_by_ordinal(growth.nodes)])])
+
+    async def _change(self, run_id: str, owner: str, changes: Sequence[tuple[Tree, list[Any]]]) -> list[Written]:
+        of_run = [self._keys.events(run_id), self._keys.open(run_id)]
+        calls = [
+            ([*self._tree_keys(run_id, tree), *of_run], [owner, now(), tree.index, *change]) for tree, change in changes
+        ]
+        return await self._run(self._grow, calls)
 
     async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's trees and of what it knows, in parts."""
