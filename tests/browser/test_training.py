@@ -45,7 +45,9 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
         page = await open_window(browser, url, links, "lead", "admin")
         await page.route("**/api/jobs/*/events", lambda route: route.fulfill(status=503), times=1)  # no trainer
         await press(page, page.get_by_role("link", name="Training"))
-        await page.get_by_title(world.run_id).wait_for()
+        await page.get_by_title(world.run_id).filter(has_text="imported, ").wait_for()
+        counted = (await world.sampler.get_run(world.run_id)).progress
+        await page.get_by_text(f"{counted.positives} positives, {counted.negatives} refused").first.wait_for()
         await page.get_by_role("checkbox").first.focus()
         await page.keyboard.press("Space")
         await page.get_by_label("Epochs").fill("2")
@@ -68,7 +70,17 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
         assert f"{made.progress.best_validation_map:.3f}" in await rows.nth(2).inner_text()
         assert not await serious(page)
         await picture(page, "training")
+        asked: list[str] = []
+
+        async def say(dialog: Any) -> None:
+            asked.append(dialog.message)
+            await (dialog.accept() if len(asked) > 1 else dialog.dismiss())
+
+        page.on("dialog", say)
         await press(page, job.get_by_role("button", name="Publish as stable"))
+        assert [list(one.versions) async for one in registry.list_labels() if one.name == "stable"] != [[made.version]]
+        await press(page, job.get_by_role("button", name="Publish as stable"))
+        assert all(made.version in text for text in asked)
         await page.get_by_text(f"stable is now {made.version}, and every encoder serves it").wait_for()
         stable = [one.versions async for one in registry.list_labels() if one.name == "stable"]
         assert [list(versions) for versions in stable] == [[made.version]]

@@ -59,7 +59,13 @@ async def overview(call: Call) -> Any:
     client = call.client
     return {
         "runs": [
-            {"id": run.id, "corpus": run.config.corpus, **described(run)}
+            {
+                "id": run.id,
+                "corpus": run.config.corpus,
+                "positives": run.progress.positives,
+                "refused": run.progress.negatives,
+                **described(run),
+            }
             for run in await first(client.sampler.list_runs())
         ],
         "jobs": await first(client.trainer.list_jobs(page_size=MAX_LISTED), MAX_LISTED),

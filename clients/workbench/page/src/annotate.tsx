@@ -4,7 +4,7 @@ import { call, follow, fresh, freshSeq, Problem, useLatest, type Hit, type Lease
 import { After, became, type Last } from "./after";
 import { ARMED_MS, Bar } from "./bar";
 import { Candidates } from "./candidates";
-import { accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
+import { acceptedIn, accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
 import { Guideline } from "./guideline";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
@@ -41,6 +41,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   const [busy, setBusy] = useState(false);
   const [empty, setEmpty] = useState(false); // an answer that accepts nothing waits for a word
   const [cleared, setCleared] = useState<Draft | null>(null);
+  const [several, setSeveral] = useState(false); // ways to explain it
   const [met, setMet] = useState(localStorage.getItem(metKey()) !== null); // has answered
   const [letters, setLetters] = useState(localStorage.getItem(LETTERS) !== "off");
   const [now, setNow] = useState(Date.now());
@@ -123,7 +124,9 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       return;
     }
     localStorage.setItem(heldKey(), JSON.stringify(found));
-    replaceDraft(kept ?? loadDraft(found));
+    const draft = kept ?? loadDraft(found);
+    setSeveral(Object.keys(draft.ways).length > 0);
+    replaceDraft(draft);
     setEnds(Date.parse(found.expires_at));
     void showTree(found.run_id, found.hypothesis_id, found);
   }
@@ -491,7 +494,8 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
         <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
         <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
         <p><button type="button" onClick={reopen}>{practice ? "What the gold tree says" : "Reopen an answer"} <kbd>o</kbd></button></p>
-        {queue && !practice && <p class="quiet">{queue.name}: {queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
+        {queue && !practice && <label class="quiet">{queue.name}: {queue.total.settled} of {queue.total.tasks} nodes done <progress max={Math.max(1, queue.total.tasks)} value={queue.total.settled} /></label>}
+        {queue && !practice && <p class="quiet">{queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
       </aside>
       <section class="work" aria-label="Task">
         {queue && !practice && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
@@ -513,7 +517,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
               {draft.intermediates.map((text) => <li key={`i${text}`}>Intermediate conclusion: {text} <button type="button" class="plain" onClick={() => change({ intermediates: draft.intermediates.filter((one) => one !== text) })}>Remove</button></li>)}
               {draft.written.map((text, n) => <li key={n}>Kept as a suggestion: {text} <button type="button" class="plain" onClick={() => change({ written: draft.written.filter((_, at) => at !== n) })}>Remove</button></li>)}
             </ul>
-            <Candidates key={lease.lease_id} lease={lease} draft={draft} folds={folds} focus={focus} keyed={keyed} moved={moved} showScores={showScores} maxGrade={queue?.max_grade ?? 0} grade={grade} setWay={(id, way) => change({ ways: { ...draft.ways, [id]: way } })} tick={(index) => { setFocus(index); say(folds[index]!.head.premise_id, "explains"); }} look={setFocus} />
+            <Candidates key={lease.lease_id} lease={lease} draft={draft} folds={folds} focus={focus} keyed={keyed} moved={moved} showScores={showScores} several={several} maxGrade={queue?.max_grade ?? 0} grade={grade} setWay={(id, way) => change({ ways: { ...draft.ways, [id]: way } })} tick={(index) => { setFocus(index); say(folds[index]!.head.premise_id, "explains"); }} look={setFocus} />
             <div class="node">
               <label>This node is
                 <select value={draft.nodeVerdict} onChange={(event) => change({ nodeVerdict: event.currentTarget.value as NodeVerdict })}>
@@ -521,6 +525,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
                   <option value="premise_missing">lacking a premise</option><option value="not_explainable">not explainable</option>
                 </select>
               </label>
+              {acceptedIn(draft).length > 1 && <label class="check"><input type="checkbox" checked={several} onChange={(event) => { setSeveral(event.currentTarget.checked); if (!event.currentTarget.checked) change({ ways: {} }); }} /> there are several ways to explain it</label>}
               <label class="grow">Because <input id="inference" value={draft.inference} maxLength={1024} placeholder="… how the query follows, in your words" onInput={(event) => change({ inference: event.currentTarget.value })} /></label>
               <label class="grow">Note <input id="note" value={draft.note} maxLength={1024} onInput={(event) => change({ note: event.currentTarget.value })} /></label>
             </div>

@@ -1,18 +1,18 @@
 // The candidates of a task: the sentence, whether it is accepted, and whether it was read.
 import { useLayoutEffect, useRef } from "preact/hooks";
 import type { Lease } from "./api";
-import { acceptedIn, accepts, type Draft, type Fold } from "./draft";
+import { accepts, type Draft, type Fold } from "./draft";
 import { Marked } from "./marked";
 import { reveal } from "./sight";
 import { SAID } from "./words";
 
 interface Props {
-  lease: Lease; draft: Draft; folds: Fold[]; focus: number; keyed: number; moved: Map<string, number> | null; showScores: boolean; maxGrade: number;
+  lease: Lease; draft: Draft; folds: Fold[]; focus: number; keyed: number; moved: Map<string, number> | null; showScores: boolean; several: boolean; maxGrade: number;
   setWay: (premiseId: string, way: number) => void; grade: (premiseId: string, grade: number) => void; tick: (index: number) => void; look: (index: number) => void;
 }
 
 // `keyed` counts the keys that have moved the frame: after each the framed row is wholly in sight, and has the focus.
-export function Candidates({ lease, draft, folds, focus, keyed, moved, showScores, maxGrade, grade, setWay, tick, look }: Props) {
+export function Candidates({ lease, draft, folds, focus, keyed, moved, showScores, several, maxGrade, grade, setWay, tick, look }: Props) {
   const list = useRef<HTMLOListElement>(null);
   useLayoutEffect(() => {
     if (!keyed) return;
@@ -21,7 +21,6 @@ export function Candidates({ lease, draft, folds, focus, keyed, moved, showScore
     reveal(row);
   }, [keyed]);
   const { query, path } = lease.task;
-  const several = acceptedIn(draft).length > 1;
   const above = new Set([...path, query]);
   const page = Math.floor(focus / 9) * 9;
   return (
@@ -41,7 +40,7 @@ export function Candidates({ lease, draft, folds, focus, keyed, moved, showScore
               {said && said !== "explains" && <span class="chip">{SAID[said]}</span>}
               {digit && <span class="digit">key <kbd>{digit}</kbd></span>}
               {moved && <Moved rank={head.rank} before={moved.get(id)} />}
-              {several && accepted && <label class="grade" title="Only where there are several ways to explain it: which of them this belongs to">way <select value={draft.ways[id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
+              {several && accepted && <label class="grade" title="Which of the ways this belongs to">way <select value={draft.ways[id] ?? 0} onClick={(event) => event.stopPropagation()} onChange={(event) => setWay(id, Number(event.currentTarget.value))}><option value="0">each</option>{[1, 2, 3, 4].map((way) => <option key={way} value={way}>{way}</option>)}</select></label>}
               {maxGrade > 0 && accepted && <label class="grade">grade <input type="number" min="1" max={maxGrade} step="any" value={draft.grades[id] ?? ""} onClick={(event) => event.stopPropagation()} onInput={(event) => grade(id, event.currentTarget.valueAsNumber)} /></label>}
               {showScores && <span class="score">{head.score.toFixed(3)}</span>}
               {above.has(head.text) && <span class="warning">says what is to be explained: a tree may not lead back to itself</span>}

@@ -64,7 +64,7 @@ export function Training() {
             {known.runs.length === 0 && <span class="quiet">There is no run yet. Start one: aeenc sample CORPUS --oracle QUEUE</span>}
             {known.runs.map((run) => (
               <label class="check" key={run.id}>
-                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <span title={run.id}>{runName(run)}</span> <span class="quiet">{run.corpus}, {run.state}</span>
+                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <span title={run.id}>{runName(run)}</span> <span class="quiet">{run.corpus}, {run.state}: {run.positives} positives, {run.refused} refused</span>
               </label>
             ))}
           </fieldset>
@@ -74,7 +74,7 @@ export function Training() {
         <h2>Jobs</h2>
         {!job && <p class="quiet">No job yet.</p>}
         {job && known.jobs.length > 1 && <label>Job <select value={job.id} onChange={(event) => setShown(event.currentTarget.value)}>{known.jobs.map((one) => <option key={one.id} value={one.id}>{new Date(one.created_at).toLocaleString()}, {one.state}</option>)}</select></label>}
-        {job && <OneJob key={job.id} started={job} label={label} gold={known.gold} busy={busy} doing={doing} publish={(version) => move("publish", version)} />}
+        {job && <OneJob key={job.id} started={job} label={label} gold={known.gold} busy={busy} doing={doing} publish={async (version) => { if (confirm(`Every encoder serves ${version} as ${LABEL} from now on, to everybody. Publish it?`)) await move("publish", version); }} />}
         <h2>Labels</h2>
         <div class="tables" tabIndex={0} role="region" aria-label="Labels"><table>
           <thead><tr><th scope="col">Label</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>

@@ -9,7 +9,7 @@ export const SAID: Record<string, string> = {
 
 // A run as people call it; its id is its title.
 export const runName = ({ queue, created_at, trees }: { queue: string; created_at: string; trees: number }): string =>
-  `${queue}, ${new Date(created_at).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })}, ${trees} ${trees === 1 ? "tree" : "trees"}`;
+  [queue || "imported", new Date(created_at).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }), trees > 0 && `${trees} ${trees === 1 ? "tree" : "trees"}`].filter(Boolean).join(", ");
 
 const REASONS: Record<string, string> = {
   LEASE_ANSWERED: "This task was answered before, perhaps in another tab. Your earlier answer stands; it can be changed: o.",
