@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aeenc_workbench.sign_in import Links, Person
 from browser.conftest import free_port, open_window, started
-from browser.test_safety import serious
+from browser.test_safety import findings
 from browser.test_screens import picture
 
 from aeenc.registry import RegistryClient
@@ -68,7 +68,7 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
             f"this job {made.version}",
         ]
         assert f"{made.progress.best_validation_map:.3f}" in await rows.nth(2).inner_text()
-        assert not await serious(page)
+        assert not await findings(page)
         await picture(page, "training")
         asked: list[str] = []
 

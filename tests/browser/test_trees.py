@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser.test_annotate import read, shown
-from browser.test_safety import needs_axe, serious
+from browser.test_safety import findings, needs_axe
 
 from aeenc.trees import Dataset
 from support.waiting import eventually
@@ -72,7 +72,7 @@ async def test_nodes_open_on_a_click_and_a_finished_tree_is_shown_whole(bench: A
         assert sorted(set(drawn)) == sorted({"hypothesis 0", *texts})
         for scheme in ("light", "dark"):
             await page.emulate_media(color_scheme=scheme)
-            assert not await serious(page)
+            assert not await findings(page)
         await asyncio.sleep(1)
         assert await whole.count() == 1, "it stays until its person goes on"
         await whole.get_by_role("button", name=first).first.click()
@@ -148,7 +148,7 @@ async def test_a_newcomer_practises_on_a_gold_tree_and_nothing_is_recorded(bench
                 await gold.get_by_role("listitem").filter(has_text=text).filter(has_text=node["why"][text]).wait_for()
             wrong = gold.get_by_role("listitem").filter(has_text="not needed; you: accepted")
             assert await wrong.count() == len(set(accepted) - set(node["accepted"]))
-            assert not await serious(page)
+            assert not await findings(page)
             await page.keyboard.press("1")
             await page.keyboard.press("Escape")
             await gold.wait_for(state="detached")

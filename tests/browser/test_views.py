@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from aeenc_workbench.sign_in import Person
-from browser.test_safety import needs_axe, serious
+from browser.test_safety import findings, needs_axe
 
 from support.waiting import eventually
 
@@ -145,7 +145,7 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
             wide[view] = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
             for scheme in ("light", "dark"):
                 await page.emulate_media(color_scheme=scheme)
-                faults[f"{view}, {scheme}"] = await serious(page)
+                faults[f"{view}, {scheme}"] = await findings(page)
 
         await page.keyboard.press("/")
         await page.keyboard.type("fact")
