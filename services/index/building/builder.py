@@ -201,7 +201,9 @@ class Builder:
             artifact = committing.result()
         finally:
             await pipeline.close()
-        yield BuildProgress(folding.received, len(folding.drafts), "DURABLE", folding.received, artifact)
+        yield BuildProgress(
+            folding.received, len(folding.drafts), "DURABLE", folding.received, artifact, stage="INDEXING"
+        )
 
     async def _steps(
         self, pipeline: BuildPipeline, chunks: AsyncIterator[Sequence[PremiseRecord]]

@@ -137,7 +137,8 @@ class ApproximateIndex:
         if available <= max(k, SCAN_ROWS if allowed is not None else 0):
             return self.flat.nearest(queries, k, allowed)
         asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
-        breadth = min(asked * self.rows // available, self._widest)  # allowed rows lie farther apart the fewer they are
+        # The fewer rows are allowed, the farther apart they lie, but the fewer compete (docs/experiments/retrieval.md).
+        breadth = min(int(asked * (self.rows / available) ** 0.5), self._widest)
         selector = selector_of(allowed)
         width = min(2 * k + self.plan.candidates, self.rows)
         results: dict[int, SearchHits] = {}

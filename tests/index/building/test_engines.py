@@ -346,3 +346,4 @@ async def test_a_build_says_that_it_is_indexing(index):
     indexing = [one for one in reports if one.stage == index_pb2.BUILD_STAGE_INDEXING]
     assert [(one.received, one.encoded) for one in indexing][:1] == [(10, 10)]
     assert reports[0].stage == index_pb2.BUILD_STAGE_RECEIVING
+    assert reports[-1].stage == index_pb2.BUILD_STAGE_INDEXING

@@ -33,7 +33,7 @@ class TaskState(Choice):
     PENDING = 6
     """Of a node alone: its candidates are being retrieved, or a remote oracle judges them."""
     FAILED = 7
-    """Of a node alone: it was never answered; what explains it was known before."""
+    """Of a node alone: its oracle never answered. It keeps what had been accepted before."""
 
 
 class TaskEventKind(Choice):

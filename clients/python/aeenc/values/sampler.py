@@ -126,7 +126,7 @@ class RunConfig:
     k: int = 0
     """The number of candidates per node to judge, 1 to 1,000. Default: 20."""
     max_depth: int | None = None
-    """The maximum depth of expansion; the root has depth 0. Default: 8."""
+    """The depth of the deepest nodes that are judged; the root has depth 0. Default: 8."""
     max_judgements: int = 0
     """The maximum number of judgements (verdicts requested) in the whole run, spent in the order of asking. 0: no
     limit.
