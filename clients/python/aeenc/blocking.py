@@ -1026,6 +1026,8 @@ class BlockingTrainerClient:
         Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
 
         Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
+        The trainer evaluates one at a time, reads the inputs when the turn has come, and gives them a minute: raises
+        DeadlineExceeded for iterators that take longer.
         """
         with Caller() as caller:
             return caller.run(

@@ -24,6 +24,7 @@ from aeenc.calls.inputs import (
 from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
+from aeenc.evaluation.graded import check_grade
 from aeenc.transport.channel import Channel
 from aeenc.trees import Tree
 from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
@@ -254,6 +255,8 @@ class TrainerClient:
         Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
 
         Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
+        The trainer evaluates one at a time, reads the inputs when the turn has come, and gives them a minute: raises
+        DeadlineExceeded for iterators that take longer.
         """
         config = message(
             trainer_pb2.EvaluateConfig,
@@ -308,10 +311,14 @@ async def _evaluate_items(
         yield trainer_pb2.EvaluateRequest(queries=[gold])
     async for query in each(training, "training"):
         learnt = gold_query(query)
-        seen = premises.intersection(learnt.premises)
+        if learnt.grades and len(learnt.grades) != len(learnt.premises):
+            yield trainer_pb2.EvaluateRequest(training=[learnt])  # which is the service's to refuse
+            continue
+        graded = zip(learnt.premises, learnt.grades or [1.0] * len(learnt.premises), strict=True)
+        seen = [premise for premise, grade in graded if check_grade(grade) and premise in premises]
         if seen or learnt.text in texts or not sent:
             sent = True
-            yield trainer_pb2.EvaluateRequest(training=[types_pb2.GoldQuery(text=learnt.text, premises=sorted(seen))])
+            yield trainer_pb2.EvaluateRequest(training=[types_pb2.GoldQuery(text=learnt.text, premises=seen)])
     async for tree in each(trees, "trees"):
         yield trainer_pb2.EvaluateRequest(trees=[gold_tree(tree)])
 

@@ -151,11 +151,11 @@ class GenerationCollection:
             records = enumerate(zip(self._generation.premises[part], vectors, strict=True), start)
             sent = [row_of(ordinal, record, vector) for ordinal, (record, vector) in records]
             if (written := self._call("upsert", data=sent)["upsert_count"]) != len(sent):
-                raise errors.Unavailable(f"Milvus took {written} of {len(sent)} premises; activate them again")
+                raise errors.Unavailable(f"Milvus took {written} of {len(sent)} premises; activate again")
         self._index()
         self._load()
         if (count := self._count()) != rows:
-            raise errors.Unavailable(f"Milvus has {count:,} of {rows:,} premises in {self.name}; activate it again")
+            raise errors.Unavailable(f"Milvus has {count:,} of {rows:,} premises in {self.name}; activate again")
         log.info("sent to Milvus", collection=self.name, premises=rows, elapsed_s=round(time.monotonic() - started, 1))
 
     def _index(self) -> None:

@@ -313,7 +313,10 @@ async def test_training_goes_without_what_no_part_looks_up_so_that_it_may_be_lar
     unlike = [part.kind.name for part in (await world.evaluate(training=others)).parts]
     assert unlike == ["QUERY_UNSEEN", "PREMISE_UNSEEN", "PAIR_UNSEEN"]
     within = [(text, [*premises, "another premise"]) for text, premises in GOLD[:4]]
-    same = [("another query", GOLD[5][1])]
-    report = await world.evaluate(training=[*others, *within, *same])
-    assert report.parts == (await world.evaluate(training=[*GOLD[:4], *same])).parts
+    same, refused = ("another query", GOLD[5][1]), ("another query", dict.fromkeys(GOLD[6][1], 0.0))
+    report = await world.evaluate(training=[*others, *within, same, refused])
+    assert report.parts == (await world.evaluate(training=[*GOLD[:4], same])).parts
     assert {part.kind.name.rpartition("_")[2] for part in report.parts} == {"SEEN", "UNSEEN"}
+    wrong = types_pb2.GoldQuery(text="another query", premises=["another premise"], grades=[1.0, 2.0])
+    with pytest.raises(errors.InvalidArgument, match="has 2 of 1 premises"):
+        await world.evaluate(training=[*GOLD[:1], wrong])
