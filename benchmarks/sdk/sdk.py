@@ -1,6 +1,7 @@
 """The command line and the wheels as a stranger meets them. `make bench NAME=sdk`.
 
-    cli      CPU time of `aeenc --help`, `status` and `retrieve` over importing grpc, typer and rich
+    cli      CPU time of `aeenc --help`, `status` and `retrieve` over importing grpc, typer and rich; an index that only
+             gives one answer stands in for the services
     wheel    both wheels in an empty environment: up, corpus, retrieve, down (benchmarks/sdk/wheel.py; a package index)
 
 Loopback only but for `wheel`, no data; a minute. `--only PART` runs one part.
@@ -13,18 +14,20 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import grpc
+
+from aeenc.v1 import index_pb2, types_pb2
 from benchmarks.harness.rows import Rows
 from benchmarks.sdk.wheel import wheel
 
 ROUNDS = 15
 COMMAND_LINE = "import sys; from aeenc.cli.entry import main; sys.argv = ['aeenc', *sys.argv[1:]]; main()"
 NOBODY = [word for name in ("encoder", "index", "sampler", "trainer") for word in (f"--{name}", "127.0.0.1:1")]
-COMMANDS = {
-    "--help": ["--help"],
-    "status": [*NOBODY, "status"],
-    "retrieve": [*NOBODY, "retrieve", "corpus", "text"],
-}
+HITS = 10
 
 
 def main() -> None:
@@ -44,17 +47,43 @@ def main() -> None:
 
 
 def command_line(rows: Rows) -> None:
-    """CPU time of commands, of which no service answers, taking turns with a process that only imports packages."""
+    """CPU time of commands, from start to end, taking turns with a process that only imports packages."""
     base: list[float] = []
-    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(ROUNDS):
-        base.append(_cpu_s(["-c", "import grpc, typer, rich"]))
-        for name, words in COMMANDS.items():
-            seconds[name].append(_cpu_s(["-c", COMMAND_LINE, *words]))
+    with _answering() as index:
+        commands = {
+            "--help": ["--help"],
+            "status, nobody there": [*NOBODY, "status"],
+            "retrieve, nobody there": [*NOBODY, "retrieve", "corpus", "text"],
+            "retrieve, answered": ["--index", index, "retrieve", "corpus", "text"],
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(ROUNDS):
+            base.append(_cpu_s(["-c", "import grpc, typer, rich"]))
+            for name, words in commands.items():
+                seconds[name].append(_cpu_s(["-c", COMMAND_LINE, *words]))
     least = statistics.median(base)
     for name, taken in seconds.items():
         ratio = statistics.median(taken) / least
         rows.at_most(f"aeenc {name} over importing grpc, typer and rich", ratio, "x", 1.3, f"{least:.3f} s")
+
+
+@contextmanager
+def _answering() -> Iterator[str]:
+    """Serves Retrieve of an index of a few premises; yields its address."""
+    premises = [types_pb2.Premise(id=f"p{number}", text=f"premise {number}") for number in range(HITS)]
+    ranked = [types_pb2.RankedPremise(premise=one, score=0.5) for one in premises]
+    answer = index_pb2.RetrieveResponse(
+        results=[index_pb2.RetrievedPremises(premises=ranked)], model_version="m", space_id="s", generation="g"
+    )
+    retrieve = grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer.SerializeToString())
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_registered_method_handlers("aeenc.v1.IndexService", {"Retrieve": retrieve})
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
 
 
 def _cpu_s(words: list[str]) -> float:

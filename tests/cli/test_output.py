@@ -22,7 +22,7 @@ OBEYED = ("\x1b", "\x07", "\x9b", "\u202e", "\x00", "\x7f")
     [
         lambda out: out.result({}, table(["premise"], [(FACT,)], title=FACT)),
         lambda out: out.result({"premise": FACT}),
-        lambda out: out.result({}, FACT.replace("[", r"\["), Text(FACT)),
+        lambda out: out.result({}, FACT, Text(FACT)),
         lambda out: out.note(FACT),
         lambda out: out.error(errors.NotFound(FACT)),
     ],
@@ -33,6 +33,12 @@ def test_what_a_terminal_would_obey_is_shown_as_a_sign(capsys: pytest.CaptureFix
     assert not [code for code in OBEYED if code in told]
     assert "ice" in told
     assert "\ufffd" in told
+
+
+def test_a_line_of_a_result_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "in [bold]corpus[/] :smile: [a] and [/b]"
+    Output().result({}, line)
+    assert capsys.readouterr().out == f"{line}\n"
 
 
 def test_a_letter_that_the_terminals_encoding_lacks_ends_no_command(tmp_path: Path) -> None:

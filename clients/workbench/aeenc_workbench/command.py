@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from aeenc_workbench.__main__ import main
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -14,4 +12,6 @@ def register(app: typer.Typer) -> None:
     @app.command("workbench", context_settings=passed_on)
     def workbench(context: typer.Context) -> None:
         """Serves the workbench, on which people build trees in a browser (--help: its options)."""
+        from aeenc_workbench.__main__ import main  # imports the server, for which `aeenc --help` need not wait
+
         main(context.args)

@@ -437,7 +437,7 @@ def _group(name: str) -> typer.Typer:
 
 
 def _app(names: Collection[str] | None = None) -> typer.Typer:
-    """Builds the command line: all of it, or some commands of this distribution."""
+    """Builds the command line: all of it, its options alone, or some commands of this distribution without them."""
     made = typer.Typer(
         name="aeenc", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
@@ -449,7 +449,7 @@ def _app(names: Collection[str] | None = None) -> typer.Typer:
     for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
         made.add_typer(_group(name), name=name)
     missing = _add_distributions(made) if names is None else []
-    made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))(options)
+    made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))((lambda: None) if names else options)
     return made
 
 

@@ -72,7 +72,7 @@ class Output:
             return
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False, emoji=False)  # a text of others may have brackets and colons
         for renderable in shown or (fields_table(values),):
             console.print(Visible(renderable), crop=False)  # an id that is cut at the edge is worth nothing
 
