@@ -342,8 +342,9 @@ async def test_a_model_of_any_kind_judges_nearly_all_nodes(kind: str) -> None:
         await oracle.close()
 
 
-async def test_a_model_without_room_to_think_is_refused_by_the_option_that_gives_it() -> None:
-    with ModelEndpoint(kind="thinks").served() as endpoint:
+@pytest.mark.parametrize("kind", ["thinks", "thinks apart"])
+async def test_a_model_without_room_to_think_is_refused_by_the_option_that_gives_it(kind: str) -> None:
+    with ModelEndpoint(kind=kind).served() as endpoint:
         oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
         with pytest.raises(errors.FailedPrecondition, match=r"'the-model'.*cut off at 96 tokens.*--thinking-tokens"):
             await judged_nodes(oracle)

@@ -40,7 +40,7 @@ CONTENTS: dict[str, Callable[[dict[str, str]], str | None]] = {
 }
 FINISHES = {"truncated": "length", "filtered": "content_filter"}
 THINKING_TOKENS = 1000
-KINDS = ("no temperature", "thinks", "fenced", "tool calls", "no schema")
+KINDS = ("no temperature", "thinks", "thinks apart", "fenced", "tool calls", "tool call and words", "no schema")
 _REFUSED_BY = {"no temperature": ("max_tokens", "temperature"), "no schema": ("response_format",)}
 BODIES = {
     "html": b"<html>Bad gateway</html>",
@@ -69,8 +69,8 @@ class ModelEndpoint:
 
     A request with the field `unsupported` is refused, and a bad request with `code` as the error's code. Each answer
     takes `delay_s`. `kind` behaves like a kind of model: one that refuses a temperature and the older name of the
-    limit, thinks aloud before it answers, fences its JSON, answers by a tool call, or knows no schema and answers in
-    prose unless the prompt asks for JSON.
+    limit, thinks before it answers, aloud or apart, fences its JSON, answers by a tool call, perhaps with words beside
+    it, or knows no schema and answers in prose unless the prompt asks for JSON.
     """
 
     fault: Callable[[int], str] = lambda number: ""
@@ -186,16 +186,20 @@ def _in_manner(kind: str, answer: dict[str, Any], request: dict[str, Any], promp
     """The answer as a kind of model gives it."""
     choice = answer["choices"][0]
     content = choice["message"]["content"]
-    if kind == "thinks":
+    if kind.startswith("thinks"):
         thought = '<think>Is fact 1 needed? Perhaps {"1": "cannot_say"}. No: it follows.</think>'
         is_cut = request.get("max_tokens", request.get("max_completion_tokens", 10**6)) < THINKING_TOKENS
-        choice["message"]["content"] = thought[:40] if is_cut else f"{thought}\n\n{content}"
+        if kind == "thinks apart":
+            choice["message"] |= {"reasoning_content": thought, "content": None if is_cut else content}
+        else:
+            choice["message"]["content"] = thought[:40] if is_cut else f"{thought}\n\n{content}"
         choice["finish_reason"] = "length" if is_cut else "stop"
     elif kind == "fenced":
-        choice["message"]["content"] = f"Here are the verdicts:\n\n```json\n{content}\n```\n\nEach was judged alone."
-    elif kind == "tool calls":
+        choice["message"]["content"] = f"Here are the verdicts:\n\n```JSON\n{content}\n```\n\nEach was judged alone."
+    elif kind.startswith("tool call"):
         call = {"id": "call", "type": "function", "function": {"name": "verdicts", "arguments": content}}
-        choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+        words = "I pass the verdicts on." if kind == "tool call and words" else None
+        choice["message"] = {"role": "assistant", "content": words, "tool_calls": [call]}
         choice["finish_reason"] = "tool_calls"
     elif kind == "no schema" and "JSON" not in prompt:
         choice["message"]["content"] = "Fact 1 explains the statement."

@@ -3,7 +3,7 @@
     task ─► prompts of a few candidates ─► samples ─► checked against the schema ─► all agree ─► verdict
                                              │ cache, budget        └─ anything else ─────► ABSTAIN
 
-What an endpoint refuses of a request (schema, temperature, seed) is left out from then on. An answer may be a tool
+What an endpoint refuses of a request (schema, temperature, seed) is left out from then on. An answer may be one tool
 call, or the JSON object at the end of a text or alone in a fence; thoughts before it do not count.
 
 Only a whole, valid answer counts. What concerns one prompt makes the oracle abstain: nonsense, a refusal, a truncated
@@ -72,7 +72,7 @@ _NOTHING_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, b
 _NONSENSE = object()  # stands for an answer that cannot even be parsed
 _OPTIONAL = ("response_format", "temperature", "seed")  # of a request; the endpoint may not know them
 _SCHEMA_NAMES = ("response_format", "json_schema")  # by which an endpoint calls the first of these
-_FENCED = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL | re.IGNORECASE)
 _THOUGHT = "</think>"
 _CUT_OFF = "cut off"
 
@@ -341,7 +341,7 @@ def _verdicts(response: Any, count: int, limit: int) -> list[str]:
         choice = response.choices[0]
         finish, said = choice.finish_reason, choice.message
         calls = getattr(said, "tool_calls", None) or []
-        content = calls[0].function.arguments if len(calls) == 1 and not said.content else said.content
+        content = calls[0].function.arguments if len(calls) == 1 else said.content
         is_refused = bool(getattr(said, "refusal", None))
     except (AttributeError, IndexError, KeyError, TypeError):
         raise _Invalid("no completion") from None
