@@ -138,7 +138,10 @@ def demo(
     home: Home = None,
     epochs: Annotated[int, typer.Option(min=0, max=100, help="0: by the size of the data.")] = 0,
 ) -> None:
-    """Shows the whole loop: corpus, sampling, training, publishing under load, and quality before and after."""
+    """Shows the whole loop: corpus, sampling, training, publishing under load, and quality before and after.
+
+    On two cores the sample takes one to five minutes, most of them training.
+    """
     directory = data or SAMPLE
     if not directory.is_dir():
         raise InvalidArgument(f"{directory} is not a directory; give one in EntailmentBank's layout with --data")

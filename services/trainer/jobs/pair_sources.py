@@ -274,7 +274,7 @@ class SampledPairs:
             if split and run.config.split not in {"", split}:
                 raise FailedPrecondition(
                     f"run {run_id} is over hypotheses of split {run.config.split!r}, the job learns from {split!r} "
-                    "only; leave the run out, or start a job without a split"
+                    f"only; leave the run out, or give a run over split {split!r}"
                 )
             positives += run.progress.positives
         if need_positives and not positives:
