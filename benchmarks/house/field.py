@@ -5,7 +5,9 @@
     make bench NAME=field ARGS='--lists FILE'      also a file of `aeenc export task3` for split dev
 
 Built trees: the published predictions of EntailmentBank's dev (folder `predictions` beside `dataset`), by `score_trees`
-and by the published scorer without BLEURT. Lists: the share of dev's leaves that those of a prover's input have, beside
+and by the published scorer without BLEURT. Step oracles: the gold trees of dev, built by the sampler's algorithm over
+BM25, with all candidates of a node asked at once, and in steps until the oracle ends the node. Checks: EntailmentBank's
+faults, and ten damages of the sample. Lists: the share of dev's leaves that those of a prover's input have, beside
 the published lists of Task 3 and the ceiling of the fact file.
 """
 
@@ -13,36 +15,58 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+from numpy.typing import NDArray
+
+from aeenc import values
 from aeenc.evaluation import (
+    UNRANKED,
+    condensed,
     gold_of,
     grades_of,
     leaf_recall,
     load_data,
     mean_scores,
+    metrics_of,
     normalised,
     read_predictions,
     score_trees,
 )
+from aeenc.evaluation.faults import FAULTS, faults_of
 from aeenc.exports import conclusions_of, gold_judgements, write_beir
 from aeenc.files.lines import text_lines
+from aeenc.oracle import Answer, Candidate, Task
+from aeenc.oracles.gold import GoldOracle
 from aeenc.trees import Dataset, read_trees
+from aeenc.trees.dataset import FACTS_FILE
 from aeenc.trees.files import parse_context
+from aeenc.values import RunConfig
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import ROOT, Rows
 from services.corpus.active import read_active
 from services.corpus.generation import corpora_of, open_generation
+from services.corpus.sameness import repeats
+from services.index.lexical.bm25 import LexicalIndex, best
+from services.sampler.acs.algorithm import Known, Node, NodeAnswer, NodeRound, Tree, reach
+from services.sampler.oracles.answers import admitted, read_answers
 from services.store.artifacts import ArtifactStore
 
 SPLIT = "dev"
 TOLERANCE = 1e-6
 RUNS, FIRST_ANSWER_S = 5, 2.0
 RECALL, ALL_CORRECT = 0.78, 0.48  # by normalised text, of lists for provers
+QUERIES_IN_TRAIN = 57
+K, STEP, FEWER = 20, 5, 0.85
+DEPTH = 1000
 
 
 def built_trees(rows: Rows) -> None:
@@ -108,6 +132,182 @@ def round_trips(rows: Rows, dataset: Dataset) -> None:
         rows.at_most("BEIR out, in and out again: queries with other texts or grades", unlike, "", 0)
 
 
+def built_in_steps(rows: Rows, dataset: Dataset) -> None:
+    """Gold trees with the oracle's word on each node, and without; both ways find the same leaves."""
+    nearest = Nearest([candidate.text for candidate in dataset.candidates()])
+    for name, conditioned in (("once", False), ("conditioned", True)):
+        config = RunConfig(k=K, max_depth=8, conditioned=conditioned)
+        asked, leaves = build(dataset, nearest, config, steps=False)
+        # a flat run retrieves once: no premise may be called missing
+        fewer, same = build(
+            dataset, nearest, replace(config, step=STEP, conditioned=False), steps=True, ends=not conditioned
+        )
+        lacking = sum(len(one - other) for one, other in zip(leaves, same, strict=True))
+        rows.note(f"gold trees, retrieved {name}: leaves found", sum(map(len, leaves)), "")
+        rows.note(
+            f"gold trees, retrieved {name}: candidates asked, all at once; by {STEP}", f"{asked:,}; {fewer:,}", ""
+        )
+        rows.at_most(f"gold trees, retrieved {name}: leaves that steps do not find", lacking, "", 0)
+        rows.at_most(f"gold trees, retrieved {name}: candidates asked by steps", fewer / asked, "x", FEWER)
+
+
+class Nearest:
+    """Texts by BM25, best first, without those that share no word."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts, self._index = texts, LexicalIndex.of(texts)
+
+    def __call__(self, query: str, accepted: Sequence[str], k: int) -> list[Candidate]:
+        scores = self._index.scores(self._index.terms(query, accepted))
+        found = best(scores, k + 1 + len(accepted), None)
+        ranked = zip(found.ordinals.tolist(), found.scores.tolist(), strict=True)
+        kept = [(ordinal, score) for ordinal, score in ranked if self._texts[ordinal] not in (query, *accepted)][:k]
+        return [Candidate(str(one), self._texts[one], rank, score) for rank, (one, score) in enumerate(kept, start=1)]
+
+
+def build(
+    dataset: Dataset, nearest: Nearest, config: RunConfig, *, steps: bool, ends: bool = False
+) -> tuple[int, list[set[str]]]:
+    """Builds the gold trees of dev. Counts the candidates that were asked, and lists the leaves of each tree.
+
+    With `ends`, the oracle only says that nodes are complete.
+    """
+    oracle = GoldOracle(dataset, SPLIT, steps=steps)
+    known: dict[str, Known] = {}
+    asked, leaves = 0, []
+    for number, (name, text) in enumerate(dict(dataset.hypotheses(SPLIT)).items()):
+        tree, found = Tree(number, name, [Node(0, text)]), set[str]()
+        while pending := tree.pending():
+            for node in pending:
+                due: NodeRound | None = NodeRound(tree, node, known.get(node.text, Known()))
+                while due is not None:
+                    if not due.asked:
+                        told = [one.text for one in due.candidates if one.id in due.accepted]
+                        due = due.with_nearest(nearest(node.text, told, reach(config)), config.k, step=config.step)
+                    answer = answered(oracle, due, ends=ends) if due.asked else None
+                    asked += len(due.asked)
+                    outcome = due.outcome(answer)
+                    known[node.text] = outcome.known
+                    following = due.next_round(outcome, config)
+                    if following is None:
+                        tree.grow(tree.judged(node.ordinal, outcome.result))
+                        found |= {premise.text for premise in outcome.result.accepted if premise.leaf}
+                    due = following
+            tree.nodes += tree.next_level(config)
+            tree.depth += 1
+        leaves.append(found)
+    return asked, leaves
+
+
+def answered(oracle: GoldOracle, due: NodeRound, *, ends: bool) -> NodeAnswer:
+    """The oracle's answer as the sampler reads it."""
+    task = Task(due.node_id, "", due.node.text, (), tuple(due.explaining(due.known)), tuple(due.asked))
+    judged = oracle.judge(task)
+    said = judged if isinstance(judged, Answer) else Answer(judged)
+    if ends and said.node_verdict == "premise_missing":
+        said = replace(said, node_verdict=None)
+    [answer] = read_answers([task], [values.Answer.from_message(said.to_proto(task.task_id))], "gold")
+    return admitted(task, answer, {})
+
+
+def checks(rows: Rows) -> None:
+    """EntailmentBank's own faults, and damages of the sample that `data check` must name."""
+    kinds = Counter((fault.kind, fault.split) for fault in faults_of(DATA))
+    rows.at_least("data check: queries of dev in train", kinds["query-in-train", SPLIT], "", QUERIES_IN_TRAIN)
+    for (kind, split), count in kinds.items():
+        rows.note(f"data check: {split}: {FAULTS[kind]}", count, "")
+    sample = ROOT / "data" / "sample"
+    before = Counter(fault.kind for fault in faults_of(sample))
+    named = 0
+    for name, (kind, damage) in DAMAGES.items():
+        with TemporaryDirectory() as folder:
+            copy = Path(folder) / "sample"
+            shutil.copytree(sample, copy)
+            damage(copy)
+            found = Counter(fault.kind for fault in faults_of(copy))
+        named += found[kind] > before[kind]
+        if found[kind] <= before[kind]:
+            rows.note(f"data check: not named: {name}", kind, "")
+    rows.at_least(f"data check: damages named, of {len(DAMAGES)}", named, "", len(DAMAGES))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def _appended(source: str, to: str, change: Callable[[str], str] = str) -> Callable[[Path], object]:
+    """A damage that adds the first line of a file, changed, to another."""
+
+    def damage(folder: Path) -> None:
+        path = folder / to
+        path.write_text("\n".join([*_lines(path), change(_lines(folder / source)[0])]) + "\n", encoding="utf-8")
+
+    return damage
+
+
+def _changed(file: str, change: Callable[[str], str]) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_text(
+        change((folder / file).read_text(encoding="utf-8")), encoding="utf-8"
+    )
+
+
+def capitals(line: str) -> str:
+    """A tree whose hypothesis is in capitals."""
+    record = json.loads(line)
+    return json.dumps({**record, "hypothesis": record["hypothesis"].upper() + "!"})
+
+
+def without_a_leaf(text: str) -> str:
+    """The facts without one that is a leaf of dev."""
+    trees = read_trees(ROOT / "data" / "sample" / "dataset/task_1/dev.jsonl")
+    leaves = {tree.texts[label] for tree in trees for label in tree.leaves}
+    facts = json.loads(text)
+    gone = next(name for name, fact in facts.items() if fact in leaves)
+    return json.dumps({name: fact for name, fact in facts.items() if name != gone})
+
+
+def with_article(text: str) -> str:
+    """The facts and one of them again, with an article before it."""
+    facts = json.loads(text)
+    return json.dumps({**facts, "again": f"The {next(iter(facts.values()))}."})
+
+
+TRAIN_FILE, DEV_FILE = "dataset/task_1/train.jsonl", "dataset/task_1/dev.jsonl"
+# name -> the kind of fault that it is, and the damage
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a query of dev in train": ("query-in-train", _appended(DEV_FILE, TRAIN_FILE)),
+    "the same in capitals": ("query-nearly-in-train", _appended(DEV_FILE, TRAIN_FILE, capitals)),
+    "an id twice": ("repeated-id", _appended(DEV_FILE, DEV_FILE)),
+    "a line cut off": ("unreadable", _appended(DEV_FILE, DEV_FILE, lambda line: line[:60])),
+    "no train": ("train-missing", lambda folder: (folder / TRAIN_FILE).unlink()),
+    "no facts": ("facts-missing", lambda folder: (folder / FACTS_FILE).unlink()),
+    "facts cut off": ("unreadable", _changed(FACTS_FILE, lambda text: text[: len(text) // 2])),
+    "a fact taken out": ("gold-not-a-fact", _changed(FACTS_FILE, without_a_leaf)),
+    "a fact twice but for an article": ("near-duplicate", _changed(FACTS_FILE, with_article)),
+    "an empty file": ("unreadable", _changed(DEV_FILE, lambda _: "")),
+}
+
+
+def unseen_gold(rows: Rows, dataset: Dataset) -> None:
+    """Pairs of dev whose premise explains nothing in train, and how BM25 finds them beside the others."""
+    seen = {premise for query in dataset.queries("train") for premise in query.gold}
+    nearest = Nearest([candidate.text for candidate in dataset.candidates()])
+    found: dict[bool, list[NDArray[np.int64]]] = {True: [], False: []}
+    pairs = Counter[bool]()
+    for query in dataset.queries(SPLIT):
+        gold = [premise for premise in query.gold if premise != query.text]
+        at = {one.text: one.rank for one in nearest(query.text, (), DEPTH)}
+        ranks, is_seen = np.array([at.get(one, UNRANKED) for one in gold]), np.array([one in seen for one in gold])
+        for part, marks in ((True, is_seen), (False, ~is_seen)):
+            if marks.any():
+                found[part].append(condensed(ranks, marks))
+                pairs[part] += int(marks.sum())
+    for part, name in ((True, "seen"), (False, "unseen")):
+        rows.note(f"gold premises {name} in train: queries; pairs", f"{len(found[part])}; {pairs[part]}", "")
+        rows.note(f"gold premises {name} in train: MAP by BM25", metrics_of(found[part]).map, "")
+    rows.note("candidates that say the same as an earlier one", repeats(one.text for one in dataset.candidates()), "")
+
+
 def in_one_process(rows: Rows, home: Path) -> None:
     """From `import aeenc.local` to the first answer, in new processes, over the largest corpus of a home."""
     store = ArtifactStore(home / "artifacts")
@@ -141,6 +341,9 @@ def main() -> None:
     dataset = entailmentbank()
     lists_for_provers(rows, dataset, asked.lists)
     round_trips(rows, dataset)
+    checks(rows)
+    built_in_steps(rows, dataset)
+    unseen_gold(rows, dataset)
     if asked.home is not None:
         in_one_process(rows, asked.home)
     rows.finish()

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from aeenc.oracle import Task, Verdict
+from aeenc.oracle import Answer, Task, Verdict
 from aeenc.oracles.gold import GoldOracle
 from aeenc.trees import Dataset
 
@@ -28,7 +28,7 @@ class WitnessOracle(GoldOracle):
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._delay_s = delay_s
 
-    async def judge(self, task: Task) -> dict[str, Verdict]:  # type: ignore[override]
+    async def judge(self, task: Task) -> dict[str, Verdict] | Answer[dict[str, Verdict]]:  # type: ignore[override]
         """Writes the question down, then answers."""
         asked = [task.run_id, time.time(), task.query, [candidate.text for candidate in task.candidates]]
         os.write(self._log, (json.dumps(asked) + "\n").encode())

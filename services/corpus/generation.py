@@ -17,7 +17,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, overload
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.arrays import map_array
+from services.corpus.sameness import same_key
 from services.store.artifacts import Artifact, ArtifactStore, Hold
 from services.store.formats import damage_is_data_loss
 
@@ -311,6 +312,21 @@ class Generation:
     def ordinal_by_text(self) -> Mapping[str, int]:
         """Ordinal of each text; texts are distinct."""
         return self.premises.ordinal_by_text
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether premises that say the same are one."""
+        return bool(self.artifact.meta.get("sameness", "EXACT") != "EXACT")
+
+    @cached_property
+    def _ordinal_by_key(self) -> dict[str, int]:
+        keys = (same_key(premise.text) for premise in self.premises)
+        return {key: ordinal for ordinal, key in reversed(list(enumerate(keys)))}
+
+    def stored(self, text: str) -> str:
+        """Returns the text that stands for one in a folded generation: its own, or the first that says the same."""
+        ordinal = None if text in self.ordinal_by_text else self._ordinal_by_key.get(same_key(text))
+        return text if ordinal is None else self.premises[ordinal].text
 
     def float32(self) -> NDArray[np.float32]:
         """The vectors in float32 (n, dim): the memory map itself, or a copy where they are stored in float16."""

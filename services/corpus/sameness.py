@@ -1,16 +1,19 @@
-"""Decides which texts count as the same. Three rules, from strict to loose:
+"""Decides which texts count as the same, by two rules:
 
-- equal texts are one premise: the identity of premises everywhere, evaluation included;
-- `normalized` texts are one premise of a build that asks for it (`folding: NORMALIZED`);
-- texts of one `same_key` say the same: people judge them together, and a refusal of one is no negative.
+- equal texts are one premise: the identity of premises everywhere;
+- texts of one `same_key` say the same: people judge them together, a refusal of one is no negative, and they are one
+  premise of a build that asks for it (`folding: NORMALIZED`), whose gold is found by it, too.
 
-Pure functions; a generation's files depend on `normalized`, so it must not change.
+Pure functions; a generation's files depend on `same_key`, so it must not change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections.abc import Iterable
+
+import numpy as np
 
 MEANINGFUL = frozenset("%‰&@#/*")  # punctuation by its Unicode category, but with a meaning
 _SAYS_NOTHING = frozenset({"a", "an", "the", "is", "are", "be"})
@@ -31,7 +34,7 @@ def normalized(text: str) -> str:
 def same_key(text: str) -> str:
     """A key of what a text says: its words and symbols in order, without case, articles, "is", "are", "be", plurals.
 
-    Stricter than `normalized` in that dashes, and punctuation before a symbol, stay: "-x" is not "x", "x != y" is not
+    Dashes, and punctuation before a symbol, stay: "-x" is not "x", "x != y" is not
     "x = y". A capital amid a sentence is a name, not an article: "vitamin A". Order matters.
     """
     plain = unicodedata.normalize("NFKC", text)
@@ -40,6 +43,12 @@ def same_key(text: str) -> str:
     said = [_singular(word.casefold()) for at, word in enumerate(words) if not _is_filler(word, at)]
     key = unicodedata.normalize("NFKC", " ".join(said)) or normalized(text)
     return hashlib.sha256(key.encode()).hexdigest()[:32]  # as long for every text
+
+
+def repeats(texts: Iterable[str]) -> int:
+    """Counts the texts that say the same as an earlier one."""
+    keys = np.fromiter((int(same_key(text)[:16], 16) for text in texts), np.uint64)
+    return len(keys) - len(np.unique(keys))
 
 
 def _is_noise(char: str, following: str) -> bool:

@@ -117,6 +117,7 @@ def _notes(meta: Mapping[str, Any]) -> list[str]:
     shares = {
         "wordless": "have no words; search by words does not find them",
         "foreign": "are not in English; search by words matches theirs as they stand, without stems and stop words",
+        "repeats": "say the same as an earlier one but for case, articles and punctuation; `--fold-same` makes aliases",
     }
     return [
         f"{meta[name]:,} of {meta['premises']:,} premises {text}" for name, text in shares.items() if meta.get(name)

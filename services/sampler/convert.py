@@ -59,7 +59,10 @@ async def from_start_requests(
     whole = bounded(requests, START_BYTES, "hypotheses", "start several runs")
     async for request in opened_by("config", whole):
         config = config or request.config
-        hypotheses += (Hypothesis(one.id, one.text, one.question, one.answer) for one in request.hypotheses)
+        hypotheses += (
+            Hypothesis(one.id, one.text, one.question, one.answer, one.before_id, tuple(one.only_ids))
+            for one in request.hypotheses
+        )
         if len(hypotheses) > max_hypotheses:
             raise errors.TooLarge(f"hypotheses: more than {max_hypotheses:,}; start several runs")
     return from_config(config or sampler_pb2.RunConfig()), hypotheses

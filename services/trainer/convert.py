@@ -17,6 +17,7 @@ from aeenc import errors
 from aeenc.calls.retrieval import Fusion, Retrieval
 from aeenc.evaluation import UNRANKED, GradedMetrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
+from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
 from services.kit.convert import bounded, label_of, opened_by, to_duration, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
@@ -239,8 +240,9 @@ def _queries(messages: Iterable[types_pb2.GoldQuery]) -> Iterable[EvaluationQuer
 
 def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
     premises = tuple(map(sys.intern, message.premises))  # many queries name the same ones
+    accessible = Accessible(message.before_id, tuple(message.only_ids))
     if not message.grades:
-        return EvaluationQuery(message.text, premises)
+        return EvaluationQuery(message.text, premises, accessible=accessible)
     if len(message.grades) != len(message.premises):
         raise errors.InvalidArgument.field(
             "queries.grades",
@@ -248,7 +250,7 @@ def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
         )
     told = zip(premises, message.grades, strict=True)
     gold = [(premise, grade) for premise, grade in told if check_grade(grade)]
-    return EvaluationQuery(message.text, tuple(one for one, _ in gold), tuple(grade for _, grade in gold))
+    return EvaluationQuery(message.text, tuple(one for one, _ in gold), tuple(grade for _, grade in gold), accessible)
 
 
 def _retrieval(message: index_pb2.RetrievalOptions) -> Retrieval:

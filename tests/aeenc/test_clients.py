@@ -54,7 +54,7 @@ def methods() -> list[tuple[str, Callable[..., Any]]]:
 @pytest.mark.parametrize(
     ("start", "config", "also"),
     [
-        (aeenc.SamplerClient.start_run, sampler_pb2.RunConfig, {"hypotheses", "config", "timeout_s"}),
+        (aeenc.SamplerClient.start_run, sampler_pb2.RunConfig, {"hypotheses", "accessible", "config", "timeout_s"}),
         (aeenc.TrainerClient.start_job, trainer_pb2.JobConfig, set()),
     ],
 )

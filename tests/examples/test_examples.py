@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -17,9 +18,11 @@ import pytest
 
 import aeenc
 from aeenc import Channel, errors
+from aeenc.evaluation import load_data, read_run
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.oracle import ask as ask_here
 from aeenc.oracles.client import Answer, OracleClient
+from aeenc.oracles.gold import GoldOracle
 from aeenc.v1 import types_pb2
 from services.launcher import fleet as launched
 from services.launcher.fleet import BASE_PORT, Fleet, Options
@@ -229,3 +232,48 @@ def test_the_walks_in_node_of_the_page_of_calls_work_beside_a_running_fleet(flee
     assert judged.returncode == 0, judged.stderr
     assert "WORK_STATE_SUCCEEDED" in judged.stdout.splitlines()[-1]
     assert "publish a version first" in node("rollback.js").stderr, "nothing was published"
+
+
+async def test_nothing_that_stands_after_a_lemma_is_found_for_it_or_put_before_an_oracle(
+    fleet: dict[str, str], tmp_path: Path
+):
+    library = load_data(EXAMPLES / "lemmas")
+    place = {lemma.id: number for number, lemma in enumerate(library.candidates())}
+    own = {lemma.text: lemma.id for lemma in library.candidates()}
+    asked: list[tuple[str, str]] = []
+
+    class Counting(GoldOracle):
+        def judge(self, task: Task) -> dict[str, Verdict]:
+            asked.extend((task.query, candidate.id) for candidate in task.candidates)
+            return super().judge(task)
+
+    server = await Counting(library, "train").start(fleet["AEENC_TEST_ORACLE"])
+    command = [sys.executable, str(EXAMPLES / "lemmas" / "premise_selection.py"), "node"]
+    options: dict[str, Any] = {"check": False, "timeout": 200, "capture_output": True, "text": True}
+    done = await asyncio.to_thread(subprocess.run, command, env={**os.environ, **fleet}, **options)
+    await server.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    among_all, before = (float(line.rpartition(" ")[2]) for line in told[:2])
+    assert 0 < among_all < before, told
+    assert told[-1] == "premises that do not stand before their lemma: 0"
+    assert [one for one in asked if place[one[1]] >= place[own[one[0]]]] == []
+    assert len(asked) > 300
+    words = ["evaluate", "--data", str(EXAMPLES / "lemmas"), "--split", "dev", "--corpus", "lemmas"]
+    command = [sys.executable, "-m", "aeenc.cli.main", *words, "--run", str(tmp_path / "run")]
+    done = await asyncio.to_thread(subprocess.run, command, env={**os.environ, **fleet}, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranked = read_run(tmp_path / "run")
+    assert len(ranked) == len(library.hypotheses("dev"))
+    assert [one for query, found in ranked.items() for one in found if place[one] >= place[query]] == []
+    answers = 0
+    async with aeenc.connect_async(index=fleet["INDEX"], token="secret") as client:
+        accessible = library.accessible("train") | library.accessible("dev")
+        for mode in ("dense", "lexical", "hybrid", "iterative_lexical"):
+            found = await client.index.rankings(
+                "lemmas", list(accessible), retrieval=aeenc.Retrieval(mode), accessible=list(accessible.values())
+            )
+            for text, hits in zip(accessible, found.results, strict=True):
+                assert [hit.id for hit in hits if place[hit.id] >= place[own[text]]] == []
+                answers += len(hits)
+    assert answers > 4_000

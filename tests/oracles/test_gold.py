@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aeenc import Channel, errors
-from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict, answer_of
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.gold import GoldOracle
 from aeenc.trees import Dataset
@@ -66,3 +66,22 @@ def test_an_unknown_split_or_mode_is_refused_by_name(dataset: Dataset):
         GoldOracle(dataset, "test")
     with pytest.raises(errors.InvalidArgument, match="'tree'"):
         GoldOracle(dataset, "train", mode="tree")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "candidates", "said"),
+    [((), ("c1", "c2", "other"), "complete"), (("c1",), ("c2",), "complete"), ((), ("c1", "other"), "premise_missing")],
+)
+async def test_with_steps_it_says_whether_a_premise_is_missing(
+    dataset: Dataset, accepted: tuple[str, ...], candidates: tuple[str, ...], said: str
+):
+    query = next(query for query in dataset.queries("train") if len(query.gold) == 2)
+    texts = {"c1": query.gold[0], "c2": query.gold[1], "other": "something else"}
+
+    def premises(names: tuple[str, ...]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(name, texts[name], rank, 0.5) for rank, name in enumerate(names, start=1))
+
+    asked = Task("t", "run", query.text, (), premises(accepted), premises(candidates))
+    answer = await answer_of(GoldOracle(dataset, "train", steps=True), asked)
+    assert answer.node_verdict == said
+    assert (await answer_of(GoldOracle(dataset, "train"), asked)).node_verdict is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, answer_of, ask
 from aeenc.oracles.ledger import Budget, Usage
 from aeenc.oracles.llm import FORM, TEMPLATE, LanguageModelOracle, read_key
 from services.launcher.processes import free_port
@@ -40,6 +40,21 @@ async def test_a_whole_answer_decides_and_shows_the_model_query_path_and_accepte
     schema = endpoint.sent[0].request["response_format"]["json_schema"]
     assert schema["strict"]
     assert schema["schema"]["required"] in (["1"], ["1", "2"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [(TEXTS, "complete"), (["ice can melt"], "premise_missing"), (["ice is cold"], "premise_missing")],
+)
+async def test_it_says_whether_what_is_accepted_proves_the_query(texts: list[str], said: str) -> None:
+    with ModelEndpoint().served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, steps=True)
+        answer = await answer_of(oracle, task(*texts))
+        await oracle.close()
+    assert (answer.node_verdict, len(answer.verdicts), len(endpoint.sent)) == (said, len(texts), 2)
+    prompt = endpoint.sent[1].request["messages"][0]["content"]
+    facts = ["magnetism acts at a distance", *(text for text in texts if "iron" in text)]
+    assert f'1. "{" ".join(facts)}"' in prompt
 
 
 @pytest.mark.parametrize("fault", ABSTAINING)

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, ask
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, answer_of, ask
 from aeenc.oracles.model import ModelOracle
 from support.models.tiny_cross_encoders import PAIRS, classifier_logits, shared_cross_encoder, write_tiny_classifier
 
@@ -132,3 +132,15 @@ def test_a_checkpoint_of_the_trainer_is_such_a_directory(tmp_path_factory: pytes
     for (query, premise), score in zip(PAIRS, exported.scores(PAIRS), strict=True):
         expected = 1 / (1 + math.exp(-float(np.ravel(score)[0])))
         assert oracle.probabilities(query, [premise]) == pytest.approx([expected], abs=1e-4)
+
+
+async def test_it_says_a_node_is_complete_by_the_probability_of_all_that_is_accepted(tmp_path: Path):
+    write_tiny_classifier(tmp_path, 1)
+    lowest = min(ModelOracle(tmp_path).probabilities(QUERY, [*TEXTS, " ".join(TEXTS)]))
+    thresholds = {"accept": lowest, "refuse": 0.0}
+    together = ModelOracle(tmp_path).probabilities(QUERY, [" ".join(TEXTS)])[0]
+    for complete, said in ((together, "complete"), (min(1.0, together + 1e-4), None), (None, None)):
+        answer = await answer_of(ModelOracle(tmp_path, complete=complete, **thresholds), task(*TEXTS))
+        assert answer.node_verdict == said
+    with pytest.raises(errors.InvalidArgument, match="complete"):
+        ModelOracle(tmp_path, complete=2.0)

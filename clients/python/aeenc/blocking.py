@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc.trainer import Gold, TrainerClient
     from aeenc.transport.channel import Retry
     from aeenc.transport.targets import ConnectOptions
-    from aeenc.trees import Tree
+    from aeenc.trees import Accessible, Tree
     from aeenc.v1 import sampler_pb2, types_pb2
     from aeenc.values.trainer import BatchingName, LossName, ModeName, NegativesName, TargetsName
     from aeenc.values.types import OwnTextName
@@ -328,11 +328,12 @@ class BlockingIndexClient:
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
         splits: Sequence[str] = (),
+        accessible: Sequence[Accessible] = (),
     ) -> Rankings:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        `splits` as in `retrieve`.
+        `splits` as in `retrieve`; `accessible` has for each text what may be found for it, none: all.
         """
         return run(
             self._awaiting.rankings(
@@ -346,6 +347,7 @@ class BlockingIndexClient:
                 drop_self=drop_self,
                 accepted=given(accepted),
                 splits=given(splits),
+                accessible=given(accessible),
             )
         )
 
@@ -383,7 +385,7 @@ class BlockingIndexClient:
         `on_progress(received, encoded)` is called often;
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
-        `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
+        `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
         them. `space_id` is the space of the premises' vectors (default: the encoder's own).
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
@@ -522,7 +524,9 @@ class BlockingSamplerClient:
         negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
         conditioned: bool | None = None,
         live: bool | None = None,
+        step: int | None = None,
         split: str | None = None,
+        accessible: Mapping[str, Accessible] | None = None,
         label: str | None = None,
         version: str | None = None,
         idempotency_key: str = "",
@@ -538,8 +542,12 @@ class BlockingSamplerClient:
         `max_negatives_per_query` the refused pairs that are kept, best-scored first (default: 0, no limit).
         `collect` says which pairs to record (default: both). `negative_filter` drops refused candidates that may
         explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
-        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the split of the
-        hypotheses; premises that occur only in trees of other splits are never shown to the oracle. `label` or
+        `conditioned` retrieves again with what was accepted, until nothing new is accepted. With a `step`, so many
+        candidates are asked at once, the nearest first, and what the oracle says of the node (`Answer.node_verdict`)
+        ends it or has others retrieved. `split` is the split of the
+        hypotheses; premises that occur only in trees of other splits are never shown to the oracle. `accessible` says
+        by the text of a hypothesis which premises may explain it (default: all). Where it has a `before_id`, an
+        accepted premise is explained by what stands before itself in the corpus. `label` or
         `version` names the query encoder (default: label `stable`), which is resolved once. A `live` run follows its
         label: when it moves, tasks that nobody has begun are retrieved again with the new version.
 
@@ -564,7 +572,9 @@ class BlockingSamplerClient:
                     negative_filter=negative_filter,
                     conditioned=conditioned,
                     live=live,
+                    step=step,
                     split=split,
+                    accessible=accessible,
                     label=label,
                     version=version,
                     idempotency_key=idempotency_key,
@@ -1013,6 +1023,7 @@ class BlockingTrainerClient:
         retrieval: Retrieval | None = None,
         training: Iterable[Gold] = (),
         trees: Iterable[Tree] = (),
+        accessible: Mapping[str, Accessible] | None = None,
         ranks: bool = False,
         strict_only: bool = False,
         conditioned: bool = False,
@@ -1023,7 +1034,8 @@ class BlockingTrainerClient:
         With `retrieval`, evaluates the index's answers instead; `conditioned` gives it one gold premise of each query
         as accepted. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
-        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics. `accessible` says by the text of a
+        query which premises may be found for it (default: all); its gold premises must be among them.
 
         Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
         The trainer evaluates one at a time, reads the inputs when the turn has come, and gives them a minute: raises
@@ -1040,6 +1052,7 @@ class BlockingTrainerClient:
                     retrieval=retrieval,
                     training=caller.each(training),
                     trees=caller.each(trees),
+                    accessible=accessible,
                     ranks=ranks,
                     strict_only=strict_only,
                     conditioned=conditioned,

@@ -30,6 +30,7 @@ from aeenc.calls.retrieval import (
 )
 from aeenc.transport.channel import AWAY, Channel
 from aeenc.transport.checks import check_seconds
+from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import message, shown
 
@@ -154,18 +155,19 @@ class IndexClient:
         drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
         splits: Sequence[str] = (),
+        accessible: Sequence[Accessible] = (),
     ) -> Rankings:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        `splits` as in `retrieve`.
+        `splits` as in `retrieve`; `accessible` has for each text what may be found for it, none: all.
         """
         if not isinstance(retrieval := retrieval or Retrieval(), Retrieval):
             raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give a Retrieval")
         pinned = {"label": label, "version": version, "generation": generation, "precision": "float32"}
         other = {"drop_self": drop_self, "splits": splits, "truncate": True}
         call = cast("RetrieveOptions", {**retrieval.options(), **pinned, **other})
-        return await rank(self.retrieve, corpus, call, texts, k, accepted)
+        return await rank(self.retrieve, corpus, call, texts, k, accepted, accessible)
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
@@ -207,7 +209,7 @@ class IndexClient:
         `on_progress(received, encoded)` is called often;
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
-        `fold_similar` merges texts that differ only in case, white space, punctuation or Unicode form into the first of
+        `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
         them. `space_id` is the space of the premises' vectors (default: the encoder's own).
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,

@@ -12,6 +12,7 @@ from aeenc.calls.inputs import CHUNK_BYTES, begins_again, change, chunks, each, 
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
+from aeenc.trees import Accessible
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 from aeenc.values.writing import as_message, message, shown
 
@@ -50,7 +51,9 @@ class SamplerClient:
         negative_filter: values.NegativeFilter | sampler_pb2.NegativeFilter | Mapping[str, Any] | None = None,
         conditioned: bool | None = None,
         live: bool | None = None,
+        step: int | None = None,
         split: str | None = None,
+        accessible: Mapping[str, Accessible] | None = None,
         label: str | None = None,
         version: str | None = None,
         idempotency_key: str = "",
@@ -66,8 +69,12 @@ class SamplerClient:
         `max_negatives_per_query` the refused pairs that are kept, best-scored first (default: 0, no limit).
         `collect` says which pairs to record (default: both). `negative_filter` drops refused candidates that may
         explain the query after all: `min_rank`, `max_rank`, `absolute_margin`, `relative_margin`, `rewordings`.
-        `conditioned` retrieves again with what was accepted, until nothing new is accepted. `split` is the split of the
-        hypotheses; premises that occur only in trees of other splits are never shown to the oracle. `label` or
+        `conditioned` retrieves again with what was accepted, until nothing new is accepted. With a `step`, so many
+        candidates are asked at once, the nearest first, and what the oracle says of the node (`Answer.node_verdict`)
+        ends it or has others retrieved. `split` is the split of the
+        hypotheses; premises that occur only in trees of other splits are never shown to the oracle. `accessible` says
+        by the text of a hypothesis which premises may explain it (default: all). Where it has a `before_id`, an
+        accepted premise is explained by what stands before itself in the corpus. `label` or
         `version` names the query encoder (default: label `stable`), which is resolved once. A `live` run follows its
         label: when it moves, tasks that nobody has begun are retrieved again with the new version.
 
@@ -90,6 +97,7 @@ class SamplerClient:
             split=split,
             conditioned=conditioned,
             live=live,
+            step=step,
             max_negatives_per_query=max_negatives_per_query,
             max_nodes_per_tree=max_nodes_per_tree,
             negative_filter=_filter(negative_filter),
@@ -97,7 +105,7 @@ class SamplerClient:
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
             message = sampler_pb2.StartRunRequest(config=keyed)
-            messages = (_hypothesis(root) async for root in each(hypotheses, "hypotheses"))
+            messages = (_hypothesis(root, accessible or {}) async for root in each(hypotheses, "hypotheses"))
             async for chunk in chunks(messages, CHUNK_HYPOTHESES, CHUNK_BYTES):
                 message.hypotheses.extend(chunk)
                 yield message
@@ -230,13 +238,14 @@ def _with_options(config: sampler_pb2.RunConfig, **options: Any) -> sampler_pb2.
     return changed
 
 
-def _hypothesis(root: Any) -> sampler_pb2.Hypothesis:
+def _hypothesis(root: Any, accessible: Mapping[str, Accessible]) -> sampler_pb2.Hypothesis:
     """Returns the message of a Root. Raises InvalidArgument for what the caller's types should have kept out."""
     if isinstance(root, sampler_pb2.Hypothesis):
         return root
     if isinstance(root, str) or not isinstance(root, Sequence) or len(root) not in {2, len(ROOT_FIELDS)}:
         raise InvalidArgument.field("hypotheses", f"has {shown(root)}; give (id, text) or (id, text, question, answer)")
-    return message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)))
+    told = accessible.get(root[1])
+    return message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)), **(vars(told) if told else {}))
 
 
 def _filter(given: Any) -> Any:

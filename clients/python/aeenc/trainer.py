@@ -26,7 +26,7 @@ from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.graded import check_grade
 from aeenc.transport.channel import Channel
-from aeenc.trees import Tree
+from aeenc.trees import Accessible, Tree
 from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
 from aeenc.values.trainer import BatchingName, LossName, ModeName, NegativesName, TargetsName
 from aeenc.values.types import OwnTextName
@@ -242,6 +242,7 @@ class TrainerClient:
         retrieval: Retrieval | None = None,
         training: Iterable[Gold] | AsyncIterable[Gold] = (),
         trees: Iterable[Tree] | AsyncIterable[Tree] = (),
+        accessible: Mapping[str, Accessible] | None = None,
         ranks: bool = False,
         strict_only: bool = False,
         conditioned: bool = False,
@@ -252,7 +253,8 @@ class TrainerClient:
         With `retrieval`, evaluates the index's answers instead; `conditioned` gives it one gold premise of each query
         as accepted. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
-        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics. `accessible` says by the text of a
+        query which premises may be found for it (default: all); its gold premises must be among them.
 
         Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
         The trainer evaluates one at a time, reads the inputs when the turn has come, and gives them a minute: raises
@@ -270,7 +272,7 @@ class TrainerClient:
         )
         response: trainer_pb2.EvaluateResponse = await self.channel.send_stream(
             self._stub.Evaluate,
-            lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees)),
+            lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees, accessible or {})),
             timeout_s=timeout_s,
             retry=all(map(begins_again, (queries, training, trees))),
         )
@@ -294,7 +296,7 @@ class TrainerClient:
 
 
 async def _evaluate_items(
-    queries: Items[Gold], training: Items[Gold], trees: Items[Tree]
+    queries: Items[Gold], training: Items[Gold], trees: Items[Tree], accessible: Mapping[str, Accessible]
 ) -> AsyncIterator[trainer_pb2.EvaluateRequest]:
     """Yields a message for each item.
 
@@ -308,6 +310,10 @@ async def _evaluate_items(
         gold = gold_query(query)
         texts.add(gold.text)
         premises.update(gold.premises)
+        if told := accessible.get(gold.text):
+            held = message(types_pb2.GoldQuery, **vars(told))
+            held.MergeFrom(gold)  # the caller's message stays as it is
+            gold = held
         yield trainer_pb2.EvaluateRequest(queries=[gold])
     async for query in each(training, "training"):
         learnt = gold_query(query)

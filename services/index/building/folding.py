@@ -1,6 +1,6 @@
 """Folds streamed premises: checks each one, and makes those with the same text one premise.
 
-Texts are the same when they are equal or, where the build asks for it, equal once normalised. The order of insertion is
+Texts are the same when they are equal or, where the build asks for it, say the same. The order of insertion is
 the order in which a text was first seen. It is the ordinal that breaks ties in searches, so nothing here sorts. This
 module knows neither vectors nor the disk.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
-from services.corpus.sameness import normalized
+from services.corpus.sameness import same_key
 from services.index.values import Sameness
 from services.kit.limits import Limits
 
@@ -94,7 +94,7 @@ class Folding:
         self._by_text.setdefault(self._key(draft.text), draft)
 
     def _key(self, text: str) -> str:
-        return normalized(text) if self._is_normalized else text
+        return same_key(text) if self._is_normalized else text
 
     def _check(self, premise: PremiseRecord) -> None:
         where = f"premises[{self.received}]"

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.arrays import map_array
 from services.corpus.generation import PREMISES, PremiseRecord
+from services.corpus.sameness import repeats
 from services.index.dense.approximate import INDEX_FILE, ApproximateIndex, IndexPlan, read_proposer
 from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
@@ -61,7 +62,7 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
     """
     engine = options.choose(rows)
     if engine == "flat" or engine in REMOTE_ENGINES:
-        return {"engine": engine, **await run_in_thread(write_lexical, path, texts_of(path), options.lexical)}
+        return {"engine": engine, **await run_in_thread(index_words, path, options.lexical)}
     request = {
         "path": str(path),
         "engine": engine,
@@ -235,10 +236,15 @@ def main() -> None:
     try:
         path = Path(request["path"])
         plan = index_vectors(path, request["engine"], request["recall"], request["largest_norm"])
-        words = write_lexical(path, texts_of(path), LexicalSettings(**request["lexical"]))
+        words = index_words(path, LexicalSettings(**request["lexical"]))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
         sys.exit(str(error))
     sys.stdout.write(json.dumps({"plan": asdict(plan), "words": words}) + "\n")
+
+
+def index_words(path: Path, settings: LexicalSettings) -> dict[str, int]:
+    """Indexes the words of the premises in a directory. Returns counts of premises for the manifest."""
+    return {**write_lexical(path, texts_of(path), settings), "repeats": repeats(texts_of(path))}
 
 
 def texts_of(path: Path) -> Iterator[str]:

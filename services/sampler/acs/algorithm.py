@@ -26,7 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from aeenc.values import Judgement
+from aeenc.trees import EVERYTHING, Accessible
+from aeenc.values import Judgement, NodeVerdict
 from services.corpus.sameness import same_key
 
 if TYPE_CHECKING:  # and behind it gRPC
@@ -39,7 +40,8 @@ Reason = Literal["rank", "margin", "wording", "cap"]
 ROOT = 0
 MAX_ANNOTATOR = 256  # characters; it stands in every pair
 ADDED = 0  # the rank of a premise that was not retrieved: an oracle has added it
-ROUNDS = 8  # at most; only a conditioned node has more than one
+ROUNDS = 8  # at most, of retrieval; only a conditioned node has more than one
+FINAL = frozenset({NodeVerdict.COMPLETE, NodeVerdict.NOT_EXPLAINABLE})  # nothing more is asked then
 MAX_REACH = 1000  # the index returns no more; above k = 1,000 - max_depth, a deep node may see fewer than k
 # Whether a premise explains the query by a judgement; None: that is open. Of judgements that all accept, all refuse or
 # all leave open, the first of these that anybody gave holds.
@@ -126,6 +128,7 @@ class Tree:
 
     `cut` nodes are not asked: what explained a node with them was taken back, there and above, and nothing else
     accepts them. `question` and `answer` stand behind the hypothesis. They change nothing here.
+    What is `within` may explain the hypothesis.
     """
 
     index: int
@@ -136,6 +139,13 @@ class Tree:
     question: str = ""
     answer: str = ""
     cut: frozenset[int] = frozenset()
+    within: Accessible = EVERYTHING
+
+    def accessible(self, node: Node) -> Accessible:
+        """What may explain a node: a premise by what stands before itself, where that holds of the hypothesis."""
+        while self.within.before_id and node.author:  # its author's words stand nowhere
+            node = self.nodes[node.parent]
+        return replace(self.within, before_id=self.within.before_id and (node.premise_id or self.within.before_id))
 
     def pending(self) -> list[Node]:
         """The nodes of the current level that still have to be judged, in order."""
@@ -260,6 +270,12 @@ class Known:
     written: tuple[AcceptedPremise, ...] = ()
     statements: tuple[Answer, ...] = ()
 
+    @property
+    def node_verdict(self) -> NodeVerdict:
+        """The last verdict on the node that a remote oracle has given."""
+        said = [one.node_verdict for one in self.statements if one.node_verdict]
+        return said[-1] if said else NodeVerdict.UNSPECIFIED
+
 
 def highest_kept(by: NegativeFilter, best: float | None) -> float:
     """The highest score that is kept when the best accepted premise scores `best`; None: none is accepted."""
@@ -345,6 +361,7 @@ class NodeAnswer:
     written: tuple[AcceptedPremise, ...] = ()
     statement: Answer | None = None
     proposed: tuple[str, ...] = ()
+    node_verdict: NodeVerdict = NodeVerdict.UNSPECIFIED  # of people; a remote oracle's is in its statement
 
 
 @dataclass(frozen=True)
@@ -378,6 +395,7 @@ class NodeRound:
     round: int = 0
     version: str = ""
     reserved: int = 0
+    retrievals: int = 1
 
     @property
     def node_id(self) -> str:
@@ -434,24 +452,40 @@ class NodeRound:
         """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
         return Outcome(replace(self.outcome(None).result, failed=True))
 
-    def next_round(self, outcome: Outcome, config: RunConfig) -> NodeRound | None:
-        """The node's next round, not yet retrieved for. None after the last one, or if nothing new was accepted."""
-        explaining = tuple(candidate.id for candidate in self.explaining(outcome.known))
-        if not config.conditioned or self.round + 1 >= ROUNDS or len(explaining) == len(self.accepted):
+    def next_round(self, outcome: Outcome, config: RunConfig, answer: NodeAnswer | None = None) -> NodeRound | None:
+        """The node's next round: it asks the next candidates of a step, or is still to be retrieved for.
+
+        None after the last one, if nothing new was accepted, or where what is said of the node ends it.
+        """
+        known = outcome.known
+        said = ((answer and answer.node_verdict) or known.node_verdict) if config.step else None
+        if said in FINAL:
             return None
-        return replace(self, known=outcome.known, asked=(), accepted=explaining, round=self.round + 1)
+        following = replace(self, known=known, asked=(), round=self.round + 1)
+        if config.step and (unasked := [one for one in self.candidates if one.id not in known.pairs]):
+            return replace(following, asked=unasked[: config.step])
+        explaining = tuple(candidate.id for candidate in self.explaining(known))
+        retrieves = (config.conditioned or said is NodeVerdict.PREMISE_MISSING) and self.retrievals < ROUNDS
+        if not retrieves or len(explaining) == len(self.accepted):
+            return None
+        return replace(following, accepted=explaining, retrievals=self.retrievals + 1)
 
     def anew(self) -> NodeRound:
         """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""
         judged = [one for one in self.candidates if one.id in self.known.pairs]
         return replace(self, candidates=judged, asked=(), reserved=len(self.asked))
 
-    def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "") -> NodeRound:
-        """The round with what a version has retrieved; it asks about the first k that may be candidates."""
+    def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "", step: int = 0) -> NodeRound:
+        """The round with what a version has retrieved; it asks about the first k that may be candidates.
+
+        With a `step`, about so many at first, and about none where an oracle has said that nothing is missing.
+        """
         chosen = choose(self.tree.path(self.node), self.node.text, found, k)
         before = {candidate.id for candidate in self.candidates}
         candidates = [*self.candidates, *(candidate for candidate in chosen if candidate.id not in before)]
         asked = [candidate for candidate in candidates if candidate.id not in self.known.pairs]
+        if step:
+            asked = [] if self.known.node_verdict in FINAL else asked[:step]
         return replace(self, candidates=candidates, asked=asked, version=version)
 
     def _with_added(self, known: Known) -> list[Candidate]:

@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeVar
 
 from aeenc import errors
 from aeenc.calls.retrieval import Hit
 from aeenc.index import IndexClient
 from aeenc.oracle import Candidate
-from aeenc.values import ModelSelector, RunConfig
+from aeenc.trees import EVERYTHING, Accessible
+from aeenc.values import ModelSelector, Premise, RunConfig
 from services.kit.logs import get
 from services.sampler.acs.algorithm import ADDED, reach
 from services.sampler.records.runs import Run
@@ -30,7 +32,8 @@ EXACTLY: dict[str, Any] = {"precision": "float32", "truncate": True}
 # The version is loaded again once the encoders have seen the run's label.
 _PASSING = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded, errors.VersionNotLoaded)
 
-Query = tuple[str, tuple[str, ...]]  # a text, and the ids of the premises accepted for it, which it is conditioned on
+# a text, the ids of the premises accepted for it, which it is conditioned on, and what is accessible to it
+Query = tuple[str, tuple[str, ...], Accessible]
 
 
 class Retrieval:
@@ -56,27 +59,40 @@ class Retrieval:
     async def nearest(self, run: Run, queries: Sequence[Query]) -> list[list[Candidate]]:
         """The nearest premises of each query, as many as the run's rules look up, best first.
 
-        The run's version retrieves them. The query itself and those accepted are not among them. Raises what Retrieve
-        raises.
+        The run's version retrieves them. The query itself and those accepted are not among them, nor what is not
+        accessible. Raises what Retrieve raises.
         """
         found: list[list[Candidate]] = []
         most = max(1, min(CALL_TEXTS, CALL_HITS // reach(run.config)))
-        for part in in_calls(queries, _size_bytes, most):
-            found += [
-                [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
-                for hits in await self._retrieve(run, part)
-            ]
+        for _, alike in groupby(queries, lambda query: query[2]):  # a call has one filter
+            for part in in_calls(alike, _size_bytes, most):
+                found += [
+                    [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
+                    for hits in await self._retrieve(run, part)
+                ]
         return found
 
-    async def premises(self, run: Run, ids: Sequence[str]) -> list[Candidate]:
+    async def check_known(self, config: RunConfig, generation: str, ids: Sequence[str]) -> None:
+        """Raises NotFound for a premise that the generation lacks."""
+        for start in range(0, len(ids), CALL_TEXTS):
+            await self._index.get_premises(config.corpus, ids[start : start + CALL_TEXTS], generation=generation)
+
+    async def premises(self, run: Run, ids: Sequence[str], accessible: Accessible = EVERYTHING) -> list[Candidate]:
         """Premises that people add to the run's trees, by id or alias, as candidates without rank.
 
-        Raises NotFound for one that the run's generation lacks, InvalidArgument for one outside its splits, and what
-        GetPremises raises.
+        Raises NotFound for one that the run's generation lacks, InvalidArgument for one outside its splits or that is
+        not accessible, and what GetPremises and Retrieve raise.
         """
         found = await self._index.get_premises(run.config.corpus, ids, generation=run.generation)
+        may = await self._accessible(run, found, accessible)
         allowed = splits_of(run.config)
         for position, premise in enumerate(found):
+            if premise.id not in may:
+                raise errors.InvalidArgument.field(
+                    f"additions[{position}].premise_id",
+                    f"{premise.id!r} is not accessible here: it does not stand before what it would explain, or is not "
+                    "in the hypothesis's list",
+                )
             if allowed and premise.splits and not {*allowed} & {*premise.splits}:
                 raise errors.InvalidArgument.field(
                     f"additions[{position}].premise_id",
@@ -85,7 +101,26 @@ class Retrieval:
                 )
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
-    async def proposed(self, run: Run, ids: Sequence[str]) -> dict[str, Candidate]:
+    async def _accessible(self, run: Run, premises: Sequence[Premise], accessible: Accessible) -> set[str]:
+        """The ids of those premises that are accessible; the index knows their order."""
+        only = {*accessible.only_ids}
+        ids = {one.id for one in premises if not only or only & {one.id, *one.aliases}}
+        if not accessible.before_id or not ids:
+            return ids
+        found = await self._index.retrieve(
+            run.config.corpus,
+            [premises[0].text],
+            k=len(ids),
+            only_ids=sorted(ids),
+            before_id=accessible.before_id,
+            drop_self=False,
+            version=run.version,
+            generation=run.generation,
+            **EXACTLY,
+        )
+        return {hit.id for hit in found[0]}
+
+    async def proposed(self, run: Run, ids: Sequence[str], accessible: Accessible = EVERYTHING) -> dict[str, Candidate]:
         """Those premises that may be added to the run's trees, by the id or alias asked. What keeps others is logged.
 
         Waits for the index as a run does. Raises what GetPremises raises.
@@ -93,22 +128,24 @@ class Retrieval:
         found: dict[str, Candidate] = {}
         for premise_id in ids:
             try:
-                [found[premise_id]] = await self._patiently(run, partial(self.premises, run, [premise_id]))
+                look_up = partial(self.premises, run, [premise_id], accessible)
+                [found[premise_id]] = await self._patiently(run, look_up)
             except (errors.NotFound, errors.InvalidArgument) as error:
                 log.warning("an oracle adds a premise that may not be added", run=run.id, reason=error.message)
         return found
 
     async def _retrieve(self, run: Run, queries: Sequence[Query]) -> list[list[Hit]]:
-        conditioned = any(accepted for _, accepted in queries)
+        conditioned = any(accepted for _, accepted, _ in queries)
         call = partial(
             self._index.retrieve,
             run.config.corpus,
-            [text for text, _ in queries],
+            [text for text, _, _ in queries],
             k=reach(run.config),
-            accepted=[accepted[:MAX_ACCEPTED] for _, accepted in queries] if conditioned else (),
+            accepted=[accepted[:MAX_ACCEPTED] for _, accepted, _ in queries] if conditioned else (),
             version=run.version,
             splits=splits_of(run.config),
             generation=run.generation,
+            **vars(queries[0][2]),
             **EXACTLY,
         )
         try:
@@ -151,5 +188,5 @@ def in_calls(asked: Iterable[T], size_bytes: Callable[[T], int], most: int) -> l
 
 
 def _size_bytes(query: Query) -> int:
-    text, accepted = query
+    text, accepted, _ = query
     return len(text.encode()) + sum(len(premise_id.encode()) for premise_id in accepted)

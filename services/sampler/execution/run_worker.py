@@ -175,7 +175,7 @@ class RunWorker:
         due: NodeRound | None = NodeRound(tree, node)
         try:
             while due is not None:
-                due = self._within_budget(await self._retrievals.ask(due))
+                due = self._within_budget(due if due.asked else await self._retrievals.ask(due))
                 due = await self._judge(due) if due else None
         finally:
             if self._in_work.pop((tree.index, node.ordinal), None) is not None:
@@ -260,8 +260,8 @@ class RunWorker:
 
     async def _retrieve(self, rounds: Sequence[NodeRound]) -> list[NodeRound]:
         """The rounds with what the run knows, and what they retrieve by the version that it follows now."""
-        queries = [(one.node.text, one.accepted) for one in rounds]
-        texts = [text for text, _ in queries]
+        queries = [(one.node.text, one.accepted, one.tree.accessible(one.node)) for one in rounds]
+        texts = [one.node.text for one in rounds]
         version, known = await self._patiently(lambda: self._nodes.current(self._run.id, texts))
         run = replace(self._run, current_version=version)
         try:
@@ -271,7 +271,7 @@ class RunWorker:
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
         return [
-            replace(one, known=states).with_nearest(nearest, self._config.k, run.version)
+            replace(one, known=states).with_nearest(nearest, self._config.k, run.version, self._config.step)
             for one, nearest, states in zip(rounds, found, known, strict=True)
         ]
 
@@ -337,7 +337,9 @@ class RunWorker:
         if answer.statement is None and not answer.proposed:
             return answer
         try:
-            found = await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED])
+            found = await self._retrieval.proposed(
+                self._run, answer.proposed[:MAX_ADDED], one.tree.accessible(one.node)
+            )
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
         return admitted(_task(self._run, one), answer, found)
@@ -373,7 +375,7 @@ class RunWorker:
                 [known] = await self._patiently(lambda: self._nodes.answers(self._run.id, [one.node.text]))
                 one, answer = one.after(known, answer)
             outcome = one.outcome(answer)
-            following = one.next_round(outcome, self._config)
+            following = one.next_round(outcome, self._config, answer)
             await self._record(one, outcome, answer, last=following is None)
         return following
 

@@ -19,7 +19,7 @@ from aeenc.trees import ROOT as ROOT_LABEL
 from aeenc.trees import Step, record_from_tree
 from aeenc.trees import Tree as EntailmentTree
 from aeenc.values import RunConfig, RunProgress
-from services.kit.limits import Limits, check_k, check_texts
+from services.kit.limits import Limits, check_count, check_k, check_texts
 from services.kit.tracing import traceparent
 from services.sampler.acs.algorithm import ROOT, Node, PairSign, Result, Tree, left_out
 from services.sampler.execution.holds import RunHolds
@@ -70,6 +70,8 @@ class Sampling:
         if config.idempotency_key and (started := await self.runs.cycles.started_by(config.idempotency_key)):
             return _same(await self.runs.get(started), config, fingerprint)
         version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
+        named = dict.fromkeys(one for h in hypotheses for one in (h.before_id, *h.only_ids) if one)
+        await self._retrieval.check_known(config, generation, list(named))
         run = Run(
             id=uuid.uuid4().hex[:16],
             config=config,
@@ -103,6 +105,8 @@ class Sampling:
             check_texts(behind, replace(self.limits, items=2 * self.max_hypotheses), "questions and answers")
         seen: set[str] = set()
         for position, hypothesis in enumerate(hypotheses):
+            if hypothesis.only_ids:
+                check_count(len(hypothesis.only_ids), self.limits, f"hypotheses[{position}].only_ids")
             if not hypothesis.id or hypothesis.id in seen:
                 problem = f"{hypothesis.id!r} stands twice" if hypothesis.id else "is empty"
                 raise errors.InvalidArgument.field(

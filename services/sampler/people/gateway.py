@@ -20,7 +20,7 @@ from functools import partial
 
 from aeenc import errors
 from aeenc.oracle import Task
-from aeenc.values import TaskEventKind
+from aeenc.values import NodeVerdict, TaskEventKind
 from services.kit.concurrency import cancel_all
 from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_ANNOTATOR, Amendment, NodeAnswer, explains
@@ -284,6 +284,7 @@ def _answer(record: TaskRecord, task: Task) -> NodeAnswer:
     for one in added:
         finders = sorted(given.annotator for given in record.answers if one.id in given.verdicts)
         verdicts[one.id] = replace(verdicts[one.id], annotator=", ".join(finders)[:MAX_ANNOTATOR])
+    said = {one.answer.node_verdict for one in record.answers}
     return NodeAnswer(
         task.task_id,
         verdicts,
@@ -291,4 +292,5 @@ def _answer(record: TaskRecord, task: Task) -> NodeAnswer:
         note=record.note[:MAX_NOTE],
         added=added,
         written=record.intermediates,
+        node_verdict=said.pop() if len(said) == 1 else NodeVerdict.UNSPECIFIED,
     )

@@ -18,6 +18,7 @@ from functools import partial
 
 from aeenc import errors
 from aeenc.oracle import Candidate
+from aeenc.trees import Accessible
 from aeenc.values import Answer, Judgement
 from services.sampler.oracles.answers import MAX_ADDED
 from services.sampler.people import steps
@@ -34,7 +35,7 @@ from services.store.requests import Request
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
 
-LookUp = Callable[[Run, Sequence[str]], Awaitable[list[Candidate]]]
+LookUp = Callable[[Run, Sequence[str], Accessible], Awaitable[list[Candidate]]]
 Follow = Callable[..., Awaitable[Run]]  # `execution.holds.RunHolds.follow`
 
 
@@ -335,11 +336,13 @@ class TaskQueue:
         additions = sent.answer.additions
         if not additions:
             return sent
-        task = (await self._tasks.read(run.id, task_id))[0].task
+        record = (await self._tasks.read(run.id, task_id))[0]
+        task = record.task
         if len(additions) > MAX_ADDED:
             problem = f"has {len(additions)} items; at most {MAX_ADDED} in one answer"
             raise errors.InvalidArgument.field("additions", problem)
-        added = await self._look_up(run, [verdict.premise_id for verdict in additions])
+        accessible = await self._nodes.accessible(run.id, record.node_id)
+        added = await self._look_up(run, [verdict.premise_id for verdict in additions], accessible)
         asked = {candidate.id for candidate in task.candidates}
         found = []
         for position, (verdict, premise) in enumerate(zip(additions, added, strict=True)):

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from aeenc.oracle import Candidate
+from aeenc.trees import EVERYTHING, Accessible
 from aeenc.values import Answer, Collect
 from services.sampler.acs.algorithm import (
     ADDED,
@@ -167,6 +168,12 @@ class NodeStore:
         """The hypothesis at the root of a tree; an empty one of a run that was deleted meanwhile."""
         row = await self._redis.lindex(self._keys.hypotheses(run_id), tree)
         return Hypothesis(*_row(row, 4)) if row else Hypothesis("", "")
+
+    async def accessible(self, run_id: str, node_id: str) -> Accessible:
+        """What may explain a node; everything, where the run was deleted meanwhile."""
+        index, ordinal = map(int, node_id.split("-"))
+        trees = await self.trees(run_id, [index])
+        return trees[0].accessible(trees[0].nodes[ordinal]) if trees else EVERYTHING
 
     async def is_finished(self, run_id: str, tree: int) -> bool:
         """Whether no node of a tree is left to judge."""
@@ -353,7 +360,7 @@ def _row(text: str, values: int) -> list[Any]:
 
 
 def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
-    hypothesis_id, text, question, answer = _row(hypothesis, 4)
+    hypothesis_id, text, question, answer, *accessible = _row(hypothesis, 6)
     nodes = [Node(ROOT, text)]
     results: dict[int, Result] = {}
     for name, value in record.items():
@@ -365,5 +372,7 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
     tree = Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), question, answer)
+    if accessible:  # a run of an earlier release says nothing of it
+        tree.within = Accessible(accessible[0], tuple(accessible[1]))
     tree.cut = cut_nodes(nodes, results)
     return tree

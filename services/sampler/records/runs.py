@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -22,12 +23,14 @@ REFUSED = "refused"  # the reason of an amended pair that a run of positives onl
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """The root of a tree to explain, and for people the question and answer behind it."""
+    """The root of a tree to explain, for people the question and answer behind it, and what may explain it."""
 
     id: str
     text: str
     question: str = ""
     answer: str = ""
+    before_id: str = ""
+    only_ids: Sequence[str] = ()
 
 
 _CONFIG = TypeAdapter(RunConfig)

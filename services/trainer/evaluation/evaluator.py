@@ -20,6 +20,7 @@ from aeenc.calls.retrieval import Hit, Rankings, Retrieval
 from aeenc.encoder import EncoderClient
 from aeenc.evaluation import UNRANKED
 from aeenc.index import IndexClient
+from aeenc.trees import EVERYTHING
 from services.corpus.active import read_active
 from services.corpus.generation import Generation, open_generation
 from services.kit.concurrency import run_in_thread
@@ -120,9 +121,11 @@ class Evaluator:
         # Naming the label keeps evaluations out of a canary's share.
         spec = replace(spec, label=None if spec.version else spec.label or "stable")
         opened = await self._generation(spec.corpus, spec.generation)
-        standard = await run_in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text)
+        if opened.is_folded:
+            spec = await run_in_thread(_as_stored, spec, opened)
+        standard = await run_in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text, opened.ordinal_by_id)
         await run_in_thread(_check_trees, spec.trees, opened)
-        ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version)
+        ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version, spec.queries)
         if spec.retrieval is None:
             done = await self._by_vectors(spec, opened, standard)
             ranked.pin(done.model_version)
@@ -245,6 +248,16 @@ async def _read_in_time(read: Callable[[], Awaitable[EvaluationSpec]]) -> Evalua
         ) from None
 
 
+def _as_stored(spec: EvaluationSpec, opened: Generation) -> EvaluationSpec:
+    """The evaluation with the texts of gold premises that stand for theirs in a generation."""
+    return replace(
+        spec,
+        queries=merge_queries(spec.queries, opened.stored),
+        training=merge_queries(spec.training, opened.stored),
+        trees=[replace(tree, leaves=tuple(map(opened.stored, tree.leaves))) for tree in spec.trees],
+    )
+
+
 def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:
     for tree in trees:
         if not tree.leaves:
@@ -270,8 +283,11 @@ class IndexRanks:
         retrieval: Retrieval | None,
         label: str | None,
         version: str | None,
+        queries: Sequence[EvaluationQuery] = (),
     ) -> None:
+        """`queries` say what is accessible to their texts; all is to others."""
         self._index, self._opened, self._retrieval = index, opened, retrieval
+        self._accessible = {one.text: one.accessible for one in queries if one.accessible != EVERYTHING}
         self._label, self._version = label, version
         self._models: tuple[str, ...] | None = None
 
@@ -318,9 +334,11 @@ class IndexRanks:
         self, texts: Sequence[str], k: int, drop_self: bool, accepted: Sequence[Sequence[str]]
     ) -> AsyncIterator[list[list[Hit]]]:
         for start in range(0, len(texts), PART):
+            part = texts[start : start + PART]
+            accessible = [self._accessible.get(text, EVERYTHING) for text in part] if self._accessible else ()
             found = await self._index.rankings(
                 self._opened.corpus,
-                texts[start : start + PART],
+                part,
                 k=k,
                 retrieval=self._retrieval,
                 label=self._label,
@@ -328,6 +346,7 @@ class IndexRanks:
                 generation=self._opened.id,
                 drop_self=drop_self,
                 accepted=accepted[start : start + PART],
+                accessible=accessible,
             )
             self._check_same(found)
             self.pin(found.model_version)

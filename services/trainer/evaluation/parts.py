@@ -74,9 +74,8 @@ def with_several_gold(standard: GoldStandard) -> GoldStandard:
     chosen = [n for n, gold in enumerate(kept) if len(gold) > 1]
     if not chosen:
         raise InvalidArgument("no query has two gold premises, one of which could be told; evaluate other queries")
-    return GoldStandard(
-        [standard.queries[n] for n in chosen], [kept[n] for n in chosen], [standard.own[n] for n in chosen]
-    )
+    queries, own = [standard.queries[n] for n in chosen], [standard.own[n] for n in chosen]
+    return GoldStandard(queries, [kept[n] for n in chosen], own)
 
 
 @dataclass(frozen=True)

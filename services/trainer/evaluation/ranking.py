@@ -10,6 +10,7 @@ on their place in the matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +24,34 @@ CLOSE = 1e-5  # of a gold premise's score: far more than float32 products of uni
 Matrix = NDArray[np.float32] | NDArray[np.float16]
 
 
-def gold_ranks(
-    queries: NDArray[np.float32], premises: Matrix, gold: Sequence[NDArray[np.int64]]
-) -> list[NDArray[np.int64]]:
-    """Ranks each query's gold premises, from 1, in their order.
+@dataclass(frozen=True, eq=False)  # an array has no one answer to ==
+class AccessibleOrdinals:
+    """The premises that may be found for a query, by ordinal: those before one, and those of a list; None: all."""
 
-    `queries` (q, dim) and `premises` (n, dim) are unit vectors; `gold[i]` holds ordinals of premises.
+    before: int | None = None
+    only: NDArray[np.int64] | None = None
+
+    def has(self, ordinals: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Marks those that may be found."""
+        found = np.ones(len(ordinals), dtype=bool) if self.before is None else ordinals < self.before
+        return found if self.only is None else found & np.isin(ordinals, self.only)
+
+
+def gold_ranks(
+    queries: NDArray[np.float32],
+    premises: Matrix,
+    gold: Sequence[NDArray[np.int64]],
+    accessible: Sequence[AccessibleOrdinals] = (),
+) -> list[NDArray[np.int64]]:
+    """Ranks each query's gold premises, from 1, in their order, among those that are accessible to it (none: all).
+
+    `queries` (q, dim) and `premises` (n, dim) are unit vectors; `gold[i]` holds ordinals of accessible premises.
     """
     wanted = [exact(premises, ordinals, query) for ordinals, query in zip(gold, queries, strict=True)]
     ranks = [np.ones(len(ordinals), dtype=np.int64) for ordinals in gold]
     for begin, block, n, scores in _scored_blocks(queries, premises):
+        if accessible:
+            scores[~accessible[n].has(np.arange(begin, begin + len(scores)))] = -np.inf
         _rescore_close(scores, wanted[n], queries[n], block)
         ranks[n] += _better(scores, wanted[n], gold[n] - begin)
     return ranks

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from aeenc import errors
+from aeenc.trees import EVERYTHING
 from services.corpus.active import read_active
 from services.corpus.generation import open_generation
 from services.corpus.holds import GenerationHolds
@@ -144,17 +145,24 @@ class TrainingJobs:
         if config.note.strip():  # a list has it in each job
             check_texts([config.note], self.limits, "config.note")
         if validation:
-            if len(validation) > self.limits.items:
-                raise errors.TooLarge(
-                    f"config.validation: {len(validation):,} queries are over the limit of {self.limits.items:,}; give "
-                    "a sample of them, or raise AEENC_TRAINER_MAX_ITEMS"
-                )
-            check_texts([query.text for query in validation], self.limits, "config.validation")
-            empty = [n for n, query in enumerate(validation) if not query.gold]
-            if empty:
-                raise errors.InvalidArgument.field(
-                    f"config.validation[{empty[0]}].premises", "is empty; a gold query needs at least one premise"
-                )
+            self._check_validation(validation)
+
+    def _check_validation(self, validation: Sequence[EvaluationQuery]) -> None:
+        if len(validation) > self.limits.items:
+            raise errors.TooLarge(
+                f"config.validation: {len(validation):,} queries are over the limit of {self.limits.items:,}; give "
+                "a sample of them, or raise AEENC_TRAINER_MAX_ITEMS"
+            )
+        check_texts([query.text for query in validation], self.limits, "config.validation")
+        if any(query.accessible != EVERYTHING for query in validation):
+            raise errors.InvalidArgument.field(
+                "config.validation", "has before_id or only_ids, which go with Evaluate; leave them out"
+            )
+        empty = [n for n, query in enumerate(validation) if not query.gold]
+        if empty:
+            raise errors.InvalidArgument.field(
+                f"config.validation[{empty[0]}].premises", "is empty; a gold query needs at least one premise"
+            )
 
     async def cancel(self, job_id: str, request_id: str) -> Job:
         """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""

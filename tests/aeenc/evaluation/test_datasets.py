@@ -10,10 +10,20 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.evaluation import RatedDataset, gold_of, load_data, read_grades, read_run, splits_in, write_run
+from aeenc.evaluation import (
+    RatedDataset,
+    accessible_of,
+    gold_of,
+    load_data,
+    read_grades,
+    read_run,
+    splits_in,
+    write_run,
+)
 from aeenc.exports import gold_judgements, write_beir
 from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task
 from aeenc.oracles.gold import GoldOracle
+from aeenc.trees import Accessible
 
 CORPUS = [
     {"_id": "d1", "title": "Magnets", "text": "a magnet pulls iron"},
@@ -69,6 +79,11 @@ def test_a_folder_is_read_with_its_grades_and_titles(beir: Path):
         ("qrels/dev.tsv", "q1\td1\t2", "q1\td1\ttwo", "dev.tsv:2: the relevance must be a number"),
         ("qrels/dev.tsv", "q1\td1\t2", "q1\td1", "dev.tsv:2: 2 columns; such a file has 3 or 4"),
         ("qrels/dev.tsv", "q1\td1\t2", "q1\td1\t101", "dev.tsv:2: a grade must be"),
+        ("queries.jsonl", '"q2"', '"q2", "before": 2', "query 'q2': `before` must be a corpus-id"),
+        ("queries.jsonl", '"q2"', '"q2", "only": "d2"', "query 'q2': `before` must be a corpus-id, and `only` a list"),
+        ("queries.jsonl", '"q2"', '"q2", "before": "d9"', "corpus.jsonl has no text of 'd9'"),
+        ("queries.jsonl", '"q2"', '"q2", "before": "d4"', "'d2' explains query 'q2', whose `before` or `only`"),
+        ("queries.jsonl", '"q2"', '"q2", "only": ["d1"]', "'d2' explains query 'q2', whose `before` or `only`"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(beir: Path, file: str, old: str, new: str, message: str):
@@ -89,6 +104,18 @@ def test_texts_and_grades_are_the_same_out_as_in(beir: Path, tmp_path: Path):
     write_beir(again, corpus, gold_judgements(load_data(written), "dev"), split="dev")
     for file in ("corpus.jsonl", "queries.jsonl", "qrels/dev.tsv"):
         assert (again / file).read_bytes() == (written / file).read_bytes()
+
+
+def test_what_may_explain_a_query_is_read_from_the_folder_and_written_to_one(beir: Path, tmp_path: Path):
+    queries = beir / "queries.jsonl"
+    queries.write_text(queries.read_text().replace('"q2"', '"q2", "before": "d3", "only": ["d4", "d1"]'))
+    dataset, written = load_data(beir), tmp_path / "out"
+    found = {"is a nail a metal?": Accessible("d3", ("d2", "d1"))}  # d4 is an alias of d2
+    assert accessible_of(dataset, "dev") == accessible_of(dataset, "test") == found
+    ended = CliRunner().invoke(app, ["export", "beir", "--data", str(beir), "--split", "dev", "--to", str(written)])
+    assert ended.exit_code == 0, ended.stderr
+    assert accessible_of(load_data(written), "dev") == found
+    assert accessible_of(load_data("data/sample"), "train") == {}
 
 
 def test_what_is_rated_above_0_explains(beir: Path):

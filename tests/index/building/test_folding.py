@@ -1,4 +1,4 @@
-"""Which texts are one premise: the same to the byte, or, on request, the same once normalised."""
+"""Which texts are one premise: the same to the byte, or, on request, those that say the same."""
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
@@ -9,12 +9,16 @@ async def test_similar_texts_become_aliases_only_where_the_build_asks_for_it(ind
     premises = [
         premise("a", "Ice is cold.", ["dev"]),
         premise("b", "fire is hot"),
-        premise("c", "ice is  cold", ["facts"]),
+        premise("c", "the ice is  cold", ["facts"]),
     ]
     apart = await index.client.build("science", premises)
     assert apart.premises == 3
+    assert [note.partition(";")[0] for note in apart.notes] == [
+        "1 of 3 premises say the same as an earlier one but for case, articles and punctuation"
+    ]
     encoder.servicer.encoded_premises.clear()
     together = await index.client.build("science", premises, fold_similar=True)
+    assert together.notes == ()
     assert encoder.servicer.encoded_premises == ["Ice is cold.", "fire is hot"]
     listed = [one async for one in index.client.list_premises("science", generation=together.id)]
     assert [(one.id, one.text, list(one.aliases), list(one.splits)) for one in listed] == [
@@ -26,7 +30,7 @@ async def test_similar_texts_become_aliases_only_where_the_build_asks_for_it(ind
 async def test_a_base_keeps_its_premises_apart_and_takes_similar_ones_in(index, encoder):
     base = await index.client.build("science", [premise("a", "Ice is cold."), premise("b", "ice is cold")])
     encoder.servicer.encoded_premises.clear()
-    more = [premise("c", "ICE IS COLD"), premise("d", "snow is cold")]
+    more = [premise("c", "ICE is COLD!"), premise("d", "snow is cold")]
     await index.client.build("science", more, base_generation=base.id, fold_similar=True)
     listed = [(one.id, list(one.aliases)) async for one in index.client.list_premises("science")]
     assert listed == [("a", ["c"]), ("b", []), ("d", [])]

@@ -71,6 +71,8 @@ def nearest(
     accepted: Iterable[str] = (),
     excluded: Iterable[str] = (),
     version: str = "",
+    *,
+    drop_self: bool = True,
 ) -> list[tuple[str, str, float]]:
     """(id, text, score) of the k best-scored premises, without the query itself and those accepted or excluded (ids).
 
@@ -81,7 +83,7 @@ def nearest(
     for number in range(FACTS):
         text, stands_in = f"fact {number}", splits_of(number)
         allowed = not wanted or not stands_in or wanted & set(stands_in)
-        if text != query and allowed and f"p{number}" not in {*known, *left_out}:
+        if (text != query or not drop_self) and allowed and f"p{number}" not in {*known, *left_out}:
             scored = (query, text, *known, *([version] if version and not version.startswith(FIRST) else []))
             found.append((f"p{number}", text, chance("score", *scored)))
     return sorted(found, key=lambda hit: -hit[2])[:k]
@@ -112,9 +114,7 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
             index_pb2.RetrievedPremises(
                 premises=[
                     types_pb2.RankedPremise(premise={"id": i, "text": t + self.suffix}, score=s)
-                    for i, t, s in nearest(
-                        text, request.k, request.filter.any_split, accepted, request.exclude_ids, version
-                    )
+                    for i, t, s in _passing(text, accepted, version, request)
                 ]
             )
             for text, accepted in zip(request.texts, _accepted(request), strict=True)
@@ -132,6 +132,16 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         numbers = [int(one.removeprefix("p")) for one in request.ids]
         found = [types_pb2.Premise(id=f"p{n}", text=f"fact {n}", splits=splits_of(n)) for n in numbers]
         return index_pb2.GetPremisesResponse(premises=found, generation=request.generation)
+
+
+def _passing(
+    text: str, accepted: list[str], version: str, request: index_pb2.RetrieveRequest
+) -> list[tuple[str, str, float]]:
+    splits, excluded, drop_self = request.filter.any_split, request.exclude_ids, request.drop_self
+    found = nearest(text, FACTS, splits, accepted, excluded, version, drop_self=drop_self)
+    before, only = request.filter.before_id.removeprefix("p") or FACTS, set(request.filter.only_ids)
+    kept = [hit for hit in found if int(hit[0].removeprefix("p")) < int(before) and (not only or hit[0] in only)]
+    return kept[: request.k]
 
 
 def _accepted(request: index_pb2.RetrieveRequest) -> list[list[str]]:
@@ -307,6 +317,7 @@ def brute_force(
     max_nodes: int = 10**9,
     splits: Iterable[str] = (),
     decides: Callable[[str, str], bool] = explains,
+    may: Callable[[str, int], bool] = lambda query, number: True,
 ) -> PairSet:
     """Algorithm 2 from its definition: tree after tree, node after node, one candidate at a time."""
     seen: dict[tuple[str, str], bool] = {}
@@ -316,7 +327,8 @@ def brute_force(
             query, depth, path = queue.pop(0)
             judged += 1
             looked_up = nearest(query, FACTS, splits)
-            found = [premise for _, premise, _ in looked_up if premise not in path]
+            accessible = [text for _, text, _ in looked_up if may(query, int(text.removeprefix("fact ")))]
+            found = [premise for premise in accessible if premise not in path]
             for premise in found[:k]:
                 if (query, premise) not in seen:
                     seen[query, premise] = decides(query, premise)

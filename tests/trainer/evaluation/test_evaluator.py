@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors, values
 from aeenc.evaluation import Gain, average_precision, graded_ndcg, metrics_of, oracle_ndcg, recall_by_grade
-from aeenc.trees import Step, Tree
+from aeenc.trees import Accessible, Step, Tree
 from aeenc.v1 import types_pb2
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
@@ -134,6 +134,73 @@ async def test_every_mode_is_evaluated_as_it_answers(world: World, retrieval: Re
         assert told == [own.tolist() for own in ranks[protocol]]
     assert bool(report.model_version) == (retrieval.mode in {"dense", "hybrid"})
     assert (report.queries, report.candidates) == (12, len(PREMISES))
+
+
+ACCESSIBLE = {
+    QUERIES[0]: Accessible("p 40"),
+    QUERIES[1]: Accessible(only_ids=("p 1", "p 6", "p 25", "p 3", "p 41")),
+    QUERIES[2]: Accessible("p 47", ("p 2", "p 7", "p 26", "p 47")),
+    QUERIES[3]: Accessible("p 28"),
+}
+
+
+@pytest.mark.parametrize("retrieval", [None, Retrieval("hybrid"), Retrieval(rerank=0, mode="lexical")])
+async def test_only_what_is_accessible_to_a_query_is_ranked_for_it(world: World, retrieval: Retrieval | None):
+    gold = merged(GOLD[:12])
+    report = await world.evaluate(GOLD[:12], retrieval=retrieval, ranks=True, accessible=ACCESSIBLE)
+    for (text, premises), told in zip(gold.items(), report.ranks, strict=True):
+        may = ACCESSIBLE.get(text, Accessible())
+        found = await world.index.retrieve(
+            world.corpus, [text], k=1000, mode=(retrieval or Retrieval()).mode, precision="float32", **vars(may)
+        )
+        assert [rank or 2**62 for rank in told.strict] == ranks_in(found[0], premises).tolist()
+        assert len(found[0]) < len(PREMISES) - 1 or text not in ACCESSIBLE
+    without = await world.evaluate(GOLD[:12], retrieval=retrieval)
+    assert report.strict.map > without.strict.map
+
+
+@pytest.mark.parametrize(
+    ("accessible", "error", "said"),
+    [
+        (Accessible("p 0"), errors.InvalidArgument, "gold premise .* is not accessible"),
+        (Accessible(only_ids=("p 1",)), errors.InvalidArgument, "is not accessible: .* `only_ids`"),
+        (Accessible("p 999"), errors.NotFound, "'p 999', by which query"),
+    ],
+)
+async def test_gold_that_is_not_accessible_and_unknown_ids_are_refused_by_name(
+    world: World, accessible: Accessible, error: type[errors.AeencError], said: str
+):
+    with pytest.raises(error, match=said):
+        await world.evaluate(GOLD[:3], accessible={QUERIES[1]: accessible})
+    twice = [types_pb2.GoldQuery(text=QUERIES[1], premises=[FACTS[1]], before_id=one) for one in ("p 5", "p 6")]
+    with pytest.raises(errors.InvalidArgument, match="is there twice with other before_id"):
+        await world.evaluate(twice)
+    with pytest.raises(errors.InvalidArgument, match="which go with Evaluate"):
+        await world.trainer.start_job(corpus=world.corpus, data_sets=["rated"], validation=twice[:1])
+
+
+@pytest.mark.parametrize("retrieval", [None, Retrieval("hybrid")])
+async def test_gold_that_says_the_same_as_a_premise_is_that_premise_where_the_corpus_was_folded(
+    world: World, retrieval: Retrieval | None
+):
+    again = {text: f"{text.capitalize()}!" for text in FACTS[:6]}
+    premises = [types_pb2.Premise(id=f"p {n}", text=text) for n, text in enumerate([*PREMISES, *again.values()])]
+    folded = f"f-{uuid.uuid4().hex[:8]}"
+    assert (await world.index.build(folded, premises, fold_similar=True)).premises == len(PREMISES)
+    options: dict[str, Any] = {"retrieval": retrieval, "trees": [TREE], "ranks": True}
+    plain = await world.evaluate(GOLD[:8], training=GOLD[:3], **options)
+    other = [(query, tuple(again.get(text, text) for text in gold)) for query, gold in GOLD[:8]]
+    both = [(query, (*gold, *(again[text] for text in gold if text in again))) for query, gold in GOLD[:8]]
+    leaves = {label: again.get(text, text) for label, text in TREE.sentences.items()}
+    options["trees"] = [replace(TREE, sentences=leaves)]
+    for gold in (other, both):
+        found = await world.trainer.evaluate(folded, gold, training=gold[:3], **options)
+        assert replace(found, generation=plain.generation) == plain
+    apart = f"a-{uuid.uuid4().hex[:8]}"
+    assert (await world.index.build(apart, premises)).premises == len(premises)
+    assert (await world.trainer.evaluate(apart, both, retrieval=retrieval)).pairs > plain.pairs
+    with pytest.raises(errors.InvalidArgument, match="is not in the corpus"):
+        await world.evaluate(other, retrieval=retrieval)
 
 
 async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):

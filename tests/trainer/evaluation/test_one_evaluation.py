@@ -51,7 +51,9 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     """Makes the rankings of evaluations, over one premise, slow."""
     vectors = np.ones((1, 2), np.float32)
-    opened = SimpleNamespace(id="g1", space_id="s", ordinal_by_text={"p": 0}, vectors=vectors)
+    opened = SimpleNamespace(
+        id="g1", space_id="s", ordinal_by_text={"p": 0}, ordinal_by_id={"1": 0}, vectors=vectors, is_folded=False
+    )
     slow = Slow()
 
     async def generation(*_arguments: Any) -> Any:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from functools import partial
+from itertools import takewhile
+from operator import eq
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from aeenc import errors, values
 from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
 from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text, refuse_single_texts
+from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import as_message, message, message_of
 
@@ -285,20 +289,23 @@ async def rank(
     texts: Sequence[str],
     k: int,
     accepted: Sequence[Sequence[str]] = (),
+    accessible: Sequence[Accessible] = (),
 ) -> Rankings:
     """Ranks the first k premises for each text: with re-ranking its first n, then the others in their former order.
 
-    Cuts texts that are too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
+    `accessible` has for each text what may be found for it; texts of one call have it in common. Cuts texts that are
+    too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
     """
-    texts, accepted, n = listed(texts, "texts"), listed(accepted, "accepted"), call.get("rerank", 0)
+    texts, n = listed(texts, "texts"), call.get("rerank", 0)
+    apart = listed(accepted, "accepted"), listed(accessible, "accessible")
     if not n:
-        return await _ask(retrieve, corpus, call, texts, k, TEXTS, accepted)
+        return await _ask(retrieve, corpus, call, texts, k, TEXTS, *apart)
     plain: RetrieveOptions = {**call, "rerank": 0, "rerank_weight": 0.0, "rerank_versions": ()}
-    first = await _ask(retrieve, corpus, plain, texts, k, TEXTS, accepted)
+    first = await _ask(retrieve, corpus, plain, texts, k, TEXTS, *apart)
     version = first.model_version or call.get("version")
     pinned: RetrieveOptions = {**call, "version": version, "generation": first.generation}
     together = max(1, PAIRS // at_least_one(n, "rerank"))
-    anew = await _ask(retrieve, corpus, pinned, texts, n, together, accepted)
+    anew = await _ask(retrieve, corpus, pinned, texts, n, together, *apart)
     results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
     return Rankings(results, first.model_version, anew.rerank_versions, first.generation)
 
@@ -311,11 +318,16 @@ async def _ask(
     k: int,
     together: int,
     accepted: Sequence[Sequence[str]],
+    accessible: Sequence[Accessible],
 ) -> Rankings:
     results: list[list[Hit]] = []
     reranked_by = tuple[str, ...]()
     while len(results) < len(texts):
         part = slice(len(results), len(results) + together)
+        if accessible:
+            alike = takewhile(partial(eq, accessible[part.start]), accessible[part])
+            part = slice(part.start, part.start + sum(1 for _ in alike))
+            call = cast("RetrieveOptions", {**call, **vars(accessible[part.start])})
         if call.get("version"):
             call = {**call, "label": None}
         try:

@@ -64,11 +64,13 @@ def build_corpus(
     *,
     activate: bool = True,
     space_id: str = "",
+    fold_same: bool = False,
     on_stage: Callable[[BuildStage], None] | None = None,
 ) -> CorpusBuild:
     """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often; `all` is 0 until known.
 
-    `on_stage` is called when the index begins to index what it has received. A source that can be gone through twice is
+    With `fold_same`, premises that say the same are one. `on_stage` is called when the index begins to index what it
+    has received. A source that can be gone through twice is
     read to its end before anything is sent, so that a malformed line costs nothing.
     """
     premises = premises_of(source) if isinstance(source, Dataset | RatedDataset) else source
@@ -86,6 +88,7 @@ def build_corpus(
         premises,
         activate=activate,
         space_id=space_id,
+        fold_similar=fold_same,
         on_progress=progressed,
         on_stage=on_stage,
     )
@@ -103,26 +106,33 @@ def build_corpus(
     )
 
 
-def corpus_name(dataset: Source) -> str:
-    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
+def corpus_name(dataset: Source, *, fold_same: bool = False) -> str:
+    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order; `-folded` if it is so."""
     digest = hashlib.sha256()
     for candidate in dataset.candidates():
         digest.update(candidate.text.encode() + b"\0")
-    return f"eval-{digest.hexdigest()[:8]}"
+    return f"eval-{digest.hexdigest()[:8]}{'-folded' if fold_same else ''}"
 
 
-def ensure_corpus(client: Client, dataset: Source, on_progress: Callable[[int, int], None] | None = None) -> str:
+def ensure_corpus(
+    client: Client,
+    dataset: Source,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    fold_same: bool = False,
+) -> str:
     """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name.
 
-    Where one with these texts serves already, and has them in other splits, the name gets a hash of the splits.
+    With `fold_same`, candidates that say the same are one, and the name ends with `-folded`. Where one with these texts
+    serves already, and has them in other splits, the name gets a hash of the splits.
     """
-    name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
+    name, space_id = corpus_name(dataset, fold_same=fold_same), client.trainer.info().default_space_id
     serving = {found.corpus for found in client.index.list_corpora() if found.active.space_id == space_id}
     splits = {candidate.text: sorted(candidate.splits) for candidate in dataset.candidates()}
-    if name in serving and not _has_splits(client, name, splits):
+    if name in serving and not fold_same and not _has_splits(client, name, splits):
         name += f"-{hashlib.sha256(json.dumps(splits).encode()).hexdigest()[:8]}"
     if name not in serving:
-        build_corpus(client, name, dataset, on_progress)
+        build_corpus(client, name, dataset, on_progress, fold_same=fold_same)
     return name
 
 
@@ -164,6 +174,13 @@ def build(
     space_id: Annotated[
         str, typer.Option("--space", show_default="the encoder's own", help="The space of its vectors.")
     ] = "",
+    fold_same: Annotated[
+        bool,
+        typer.Option(
+            "--fold-same",
+            help="Make facts aliases of an earlier one that says the same: they differ in case, articles, punctuation.",
+        ),
+    ] = False,
     engine: Annotated[
         str, typer.Option(show_default="one stream", help="ray: by many processes; needs the extra index-ray.")
     ] = "",
@@ -182,11 +199,16 @@ def build(
         ),
     ] = "",
 ) -> None:
-    """Builds a new generation of a corpus; the one that serves goes on until the new one is complete."""
+    """Builds a new generation of a corpus; the one that serves goes on until the new one is complete.
+
+    Says how many facts say the same as an earlier one.
+    """
     if source is None:
         raise InvalidArgument("give either --data DIR or --facts FILE")
     out = output_of(context)
     with client(context) as connected:
+        if engine and fold_same:
+            raise InvalidArgument("--engine builds every fact as it is; leave --fold-same or --engine out")
         if engine:
             options = {"address": ray_address, "workers": workers, "work": work}
             options |= {"activate": activate, "space_id": space_id, "targets": targets_of(context)}
@@ -194,7 +216,8 @@ def build(
         elif ray_address or workers or work:
             raise InvalidArgument("--ray, --workers and --work go with --engine ray")
         else:
-            built = build_shown(out, connected, name, source, activate=activate, space_id=space_id)
+            options = {"activate": activate, "space_id": space_id, "fold_same": fold_same}
+            built = build_shown(out, connected, name, source, **options)
     for note in built.notes:
         out.note(note)
     told = {key: value for key, value in asdict(built).items() if key != "notes"}

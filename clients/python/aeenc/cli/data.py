@@ -24,7 +24,7 @@ from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, AlreadyExists, DataLoss, InvalidArgument, Unavailable
-from aeenc.evaluation import load_data
+from aeenc.evaluation import accessible_of, load_data
 from aeenc.evaluation.faults import FAULTS, Fault, faults_of
 from aeenc.files.whole import is_stdout, whole_file, whole_folder
 from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
@@ -196,7 +196,13 @@ def export_beir(
     if data is not None and run is None:
         dataset = load_data(data)
         corpus = ((candidate.id, candidate.text) for candidate in dataset.candidates())
-        written = exports.write_beir(to, corpus, exports.gold_judgements(dataset, split), split=split)
+        written = exports.write_beir(
+            to,
+            corpus,
+            exports.gold_judgements(dataset, split),
+            split=split,
+            accessible=accessible_of(dataset, split),
+        )
     elif run is not None and data is None:
         with client(context) as connected:
             of = connected.sampler.get_run(run)

@@ -64,6 +64,9 @@ def language_model_of(
     answer_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that the endpoint may take for an answer.")
     ] = TIMEOUT_S,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Ask, too, whether what is accepted proves the query: a prompt more a task.")
+    ] = False,
     show_prompt: Annotated[  # noqa: ARG001 -- its callback has done it
         bool,
         typer.Option(
@@ -89,6 +92,7 @@ def language_model_of(
         budget=Budget(max_tokens, max_cost, prompt_price, answer_price),
         concurrency=concurrency,
         timeout_s=answer_timeout,
+        steps=steps,
     )
 
 

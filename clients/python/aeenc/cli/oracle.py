@@ -68,9 +68,13 @@ def gold(
     place: Place,
     split: Annotated[str, typer.Option(help="The split that answers.")] = "train",
     mode: Annotated[Mode, typer.Option(help="Accept a query's own premises, or all below it.")] = "direct",
+    steps: Annotated[
+        bool,
+        typer.Option("--steps", help="Say of a node, too, whether all its premises are accepted: `sample --step`."),
+    ] = False,
 ) -> None:
     """Serves an oracle that answers from gold trees, until SIGTERM or Ctrl-C."""
-    place.serve(GoldOracle(load_data(trees), split, mode=mode), output_of(context))
+    place.serve(GoldOracle(load_data(trees), split, mode=mode, steps=steps), output_of(context))
 
 
 Trees = Annotated[Path | None, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")]
@@ -114,13 +118,23 @@ def model(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, show_default="CPU cores", help="Threads of the model.")] = None,
+    complete: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Probability of all accepted premises together that completes a node."),
+    ] = None,
 ) -> None:
     """Serves a cross-encoder or an NLI model in ONNX as an oracle.
 
     Needs `pip install './clients/python[oracle-model]'` (in a checkout).
     """
     oracle = ModelOracle(
-        directory, accept=accept, refuse=refuse, label=label, premise_first=premise_first, threads=threads
+        directory,
+        accept=accept,
+        refuse=refuse,
+        label=label,
+        premise_first=premise_first,
+        threads=threads,
+        complete=complete,
     )
     place.serve(oracle, output_of(context))
 

@@ -9,7 +9,7 @@ from aeenc.evaluation.analogies import (
     shifts,
 )
 from aeenc.evaluation.answers import AnswerDataset, Question, question_class
-from aeenc.evaluation.datasets import Gold, Source, gold_of, grades_of, load_data, splits_in, strict_gold
+from aeenc.evaluation.datasets import Gold, Source, accessible_of, gold_of, grades_of, load_data, splits_in, strict_gold
 from aeenc.evaluation.graded import (
     Gain,
     GradedMetrics,
@@ -71,6 +71,7 @@ __all__ = [
     "Strata",
     "Stratum",
     "TreeScore",
+    "accessible_of",
     "analogy_scores",
     "answer_ranks",
     "average_precision",

@@ -3,20 +3,23 @@
 BEIR's layout, which BRIGHT and exports of LeanDojo have, too:
 
     DIR/corpus.jsonl        {"_id": …, "title": …, "text": …}: a premise; a title stands before its text
-    DIR/queries.jsonl       {"_id": …, "text": …}
+    DIR/queries.jsonl       {"_id": …, "text": …}; also "before": a corpus-id, "only": a list of them
     DIR/qrels/<split>.tsv   query-id, corpus-id, score: as `read_grades` reads it
+
+A query with `before` may be explained by premises that stand before that one in the corpus, one with `only` by these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs, textgraphs_splits
 from aeenc.evaluation.trec import read_grades
 from aeenc.files.lines import parsed, refuse_half, text_lines
-from aeenc.trees.dataset import Dataset
+from aeenc.trees.dataset import Accessible, Dataset
 
 Source = Dataset | RatedDataset
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
@@ -44,6 +47,11 @@ def gold_of(dataset: Source, split: str) -> list[Gold]:
     return [(query.text, query.gold) for query in dataset.queries(split)]
 
 
+def accessible_of(dataset: Source, split: str) -> dict[str, Accessible]:
+    """Maps the queries of a split to the premises that may explain them, by id; those not there: all may."""
+    return dataset.accessible(split) if isinstance(dataset, RatedDataset) else {}
+
+
 def grades_of(premises: Sequence[str] | Mapping[str, float]) -> Mapping[str, float]:
     """Returns the grades of gold premises; each has 1 where none are told."""
     return premises if isinstance(premises, Mapping) else dict.fromkeys(premises, 1.0)
@@ -62,41 +70,62 @@ def read_beir(root: Path) -> dict[str, RatedSet]:
 
     Raises InvalidArgument naming file and line, and for a judgement of what is not there.
     """
-    facts, texts = _texts(root / CORPUS), _texts(root / QUERIES)
-    return {split: RatedSet(facts, tuple(_judged(path, facts, texts))) for split, path in _qrels(root).items()}
+    facts = {name: text for name, (text, _) in _records(root / CORPUS).items()}
+    asked = _records(root / QUERIES)
+    accessible = {name: _accessible(root / QUERIES, name, record) for name, (_, record) in asked.items()}
+    queries = {name: RatedQuery(name, text, {}, accessible[name]) for name, (text, _) in asked.items()}
+    return {split: RatedSet(facts, tuple(_judged(path, facts, queries))) for split, path in _qrels(root).items()}
 
 
 def _qrels(root: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted((root / "qrels").glob("[!.]*.tsv"))} if (root / CORPUS).is_file() else {}
 
 
-def _judged(qrels: Path, facts: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[RatedQuery]:
-    for query, told in read_grades(qrels).items():
-        if query not in texts:
-            raise InvalidArgument(f"{qrels}: {QUERIES} has no text of query {query!r}; add it, or leave the query out")
-        if absent := [name for name, grade in told.items() if grade and name not in facts]:
+def _judged(qrels: Path, facts: Mapping[str, str], queries: Mapping[str, RatedQuery]) -> Iterator[RatedQuery]:
+    places = {text: place for place, text in enumerate(dict.fromkeys(facts.values()))}  # as a corpus has them
+    for name, told in read_grades(qrels).items():
+        if name not in queries:
+            raise InvalidArgument(f"{qrels}: {QUERIES} has no text of query {name!r}; add it, or leave the query out")
+        may = queries[name].accessible
+        named = [*(one for one, grade in told.items() if grade), *filter(None, [may.before_id]), *may.only_ids]
+        if absent := [one for one in named if one not in facts]:
             raise InvalidArgument(
-                f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {query!r} is judged by; add it, or leave "
-                "the line out"
+                f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {name!r} is judged by, or names as what "
+                "may explain it; add it, or leave it out"
             )
-        yield RatedQuery(query, texts[query], {name: grade for name, grade in told.items() if name in facts})
+        end = places[facts[may.before_id]] if may.before_id else len(places)
+        only = {facts[one] for one in may.only_ids or facts}
+        for one, grade in told.items():
+            if grade and (places[facts[one]] >= end or facts[one] not in only):
+                raise InvalidArgument(
+                    f"{qrels}: {one!r} explains query {name!r}, whose `before` or `only` in {QUERIES} leaves it out; "
+                    "correct one of them"
+                )
+        yield replace(queries[name], grades={one: grade for one, grade in told.items() if one in facts})
 
 
-def _texts(path: Path) -> dict[str, str]:
-    """Reads the texts of a file by their ids."""
-    found: dict[str, str] = {}
+def _accessible(path: Path, name: str, record: Mapping[str, object]) -> Accessible:
+    before, only = record.get("before", ""), record.get("only", [])
+    if not isinstance(before, str) or not isinstance(only, list) or not all(isinstance(one, str) for one in only):
+        raise InvalidArgument(f"{path}: query {name!r}: `before` must be a corpus-id, and `only` a list of them")
+    return Accessible(before, tuple(only))
+
+
+def _records(path: Path) -> dict[str, tuple[str, dict[str, object]]]:
+    """Reads the texts of a file by their ids, each with the object that holds it; those without a word are left out."""
+    found: dict[str, tuple[str, dict[str, object]]] = {}
     for place, line in text_lines(path):
         if not line.strip():
             continue
         record = parsed(place, line)
         fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else []
         name, *words = [field for field in fields if isinstance(field, str)] or [""]
-        if not name or len(words) < 2:
+        if not name or len(words) < 2 or not isinstance(record, dict):
             raise InvalidArgument(f"{place}: must be an object with `_id` and `text`, strings, as BEIR's files have it")
         text = " ".join(part for part in words if part.strip())
         for written in (name, text):
             refuse_half(place, written)
         if name in found:
             raise InvalidArgument(f"{place}: the _id {name!r} stands in an earlier line, too; give each text its own")
-        found[name] = text
-    return {name: text for name, text in found.items() if text}
+        found[name] = text, record
+    return {name: one for name, one in found.items() if one[0]}

@@ -19,18 +19,19 @@ from typing import Any
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation.graded import check_grade
 from aeenc.files.lines import json_file, text_lines
-from aeenc.trees.dataset import FACTS, Candidate
+from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate
 
 _SKIP = "[SKIP]"
 
 
 @dataclass(frozen=True)
 class RatedQuery:
-    """A question with its answer, and the grade of each rated fact by its id."""
+    """A question with its answer, the grade of each rated fact by its id, and the facts that may explain it."""
 
     id: str
     text: str
     grades: dict[str, float]
+    accessible: Accessible = EVERYTHING
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,20 @@ class RatedDataset:
             for uid, grade in query.grades.items():
                 grades[rated.facts[uid]] = max(grade, grades.get(rated.facts[uid], 0.0))
         return [(text, grades) for text, grades in found.items() if any(grades.values())]
+
+    def accessible(self, split: str) -> dict[str, Accessible]:
+        """Maps each query of a split to the facts that may explain it, where not all may. Raises NotFound."""
+        rated = self._set(split)
+        first = {text: uid for uid, text in reversed(rated.facts.items())}
+
+        def named(uid: str) -> str:
+            return first[rated.facts[uid]] if uid else ""
+
+        return {
+            query.text: Accessible(named(query.accessible.before_id), tuple(map(named, query.accessible.only_ids)))
+            for query in rated.queries
+            if query.accessible != EVERYTHING
+        }
 
     def _set(self, split: str) -> RatedSet:
         if split not in self._rated:

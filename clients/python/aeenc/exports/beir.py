@@ -1,7 +1,7 @@
 """A retrieval benchmark in BEIR's layout, which BEIR, MTEB, Pyserini and others read.
 
     DIR/corpus.jsonl        {"_id": …, "title": "", "text": …}
-    DIR/queries.jsonl       {"_id": …, "text": …}
+    DIR/queries.jsonl       {"_id": …, "text": …}; also "before" and "only", where not every premise may explain it
     DIR/qrels/<split>.tsv   query-id, corpus-id, score: the grade, 1 explains, 0 was seen and refused
 
 Unjudged pairs are left out. The same text is one premise, and keeps its id. A premise gets an id from its text where it
@@ -22,7 +22,7 @@ from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import Source, gold_of, grades_of
 from aeenc.exports.judgements import Judgements, judgements_of
 from aeenc.files.whole import whole_folder
-from aeenc.trees import content_id
+from aeenc.trees import Accessible, content_id
 
 _READABLE = re.compile(r'[^\s"\x00-\x1f\x7f]+')  # ids of BEIR's files, which are separated by tabs and may be quoted
 
@@ -78,11 +78,13 @@ def write_beir(
     *,
     split: str,
     conflicts: int = 0,
+    accessible: Mapping[str, Accessible] | None = None,
 ) -> Beir:
     """Writes judgements in BEIR's layout. Adds judged premises that are missing from `premises` to the corpus.
 
-    Raises AlreadyExists when `folder` holds something, InvalidArgument for a split that cannot be a file name, and for
-    a grade that is not whole, FailedPrecondition where nothing is judged: BEIR reads neither.
+    `accessible` says of queries which of `premises` may explain them (default: all). Raises AlreadyExists when `folder`
+    holds something, InvalidArgument for a split that cannot be a file name, and for a grade that is not whole,
+    FailedPrecondition where nothing is judged: BEIR reads neither.
     """
     if not re.fullmatch(r"[\w-]+", split):
         raise InvalidArgument.field("split", f"is {split!r}; use letters, digits, - and _")
@@ -112,12 +114,15 @@ def write_beir(
                 corpus.write(json.dumps({"_id": name, "title": "", "text": text}, ensure_ascii=False) + "\n")
                 return name
 
-            for premise_id, text in premises:
-                add(premise_id, text)
+            ids = {premise_id: add(premise_id, text) for premise_id, text in premises}
             qrels.write("query-id\tcorpus-id\tscore\n")
             for query, judged in by_query.items():
                 query_id = content_id(query, "query")
-                queries.write(json.dumps({"_id": query_id, "text": query}, ensure_ascii=False) + "\n")
+                record: dict[str, object] = {"_id": query_id, "text": query}
+                if told := (accessible or {}).get(query):
+                    record |= {"before": ids[told.before_id]} if told.before_id else {}
+                    record |= {"only": [ids[one] for one in told.only_ids]} if told.only_ids else {}
+                queries.write(json.dumps(record, ensure_ascii=False) + "\n")
                 for plain, side in ((1, judged.positives), (0, judged.negatives)):
                     for text, premise_id in side.items():
                         grade = judged.grades.get(text, plain)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import Source, gold_of, grades_of
-from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Oracle, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Answer, Oracle, Task, Verdict
 
 Mode = Literal["direct", "subtree"]
 
@@ -19,31 +19,36 @@ class GoldOracle(Oracle):
     """Answers from one split.
 
     `direct` accepts a query's gold children; `subtree` also their descendants. An accepted premise without gold
-    children of its own is a leaf. Raises NotFound for an unknown split.
+    children of its own is a leaf. With `steps`, it says of a node whether all of these are accepted by now, or one is
+    missing. Raises NotFound for an unknown split.
     """
 
     name = "gold"
 
-    def __init__(self, dataset: Source, split: str, *, mode: Mode = "direct") -> None:
+    def __init__(self, dataset: Source, split: str, *, mode: Mode = "direct", steps: bool = False) -> None:
         if mode not in {"direct", "subtree"}:
             raise InvalidArgument.field("mode", f"is {mode!r}; give direct or subtree")
         gold = ((query, grades_of(premises)) for query, premises in gold_of(dataset, split))
         self._children = {query: frozenset(text for text, grade in told.items() if grade) for query, told in gold}
-        self._below = self._children
+        self._below, self._steps = self._children, steps
         if mode == "subtree":
             self._below = {text: self._descendants(text) for text in self._children}
 
-    def judge(self, task: Task) -> dict[str, Verdict]:
+    def judge(self, task: Task) -> dict[str, Verdict] | Answer[dict[str, Verdict]]:
         """Explains or refuses each candidate of a known query; leaves every candidate of an unknown one unseen."""
         gold = self._below.get(task.query)
         if gold is None:
             return {candidate.id: Verdict(UNSEEN) for candidate in task.candidates}
-        return {
+        verdicts = {
             candidate.id: Verdict(EXPLAINS, leaf=candidate.text not in self._children)
             if candidate.text in gold
             else Verdict(REFUSES)
             for candidate in task.candidates
         }
+        if not self._steps:
+            return verdicts
+        known = {one.text for one in (*task.accepted, *task.candidates)}
+        return Answer(verdicts, node_verdict="complete" if gold <= known else "premise_missing")
 
     def _descendants(self, text: str) -> frozenset[str]:
         found: set[str] = set()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, install
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Oracle, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Oracle, Task, Verdict
 
 BATCH = 32
 MAX_TOKENS = 512
@@ -37,7 +37,8 @@ class ModelOracle(Oracle):
     With one output the probability is its logistic function; with several, the softmax of `label`, by default of the
     label whose name starts with `entail`. Pairs are (query, premise) for the former, as re-rankers are trained, and
     (premise, query) for the latter, as NLI models are, unless `premise_first` says otherwise. A pair that is too long
-    loses the end of its longer text.
+    loses the end of its longer text. From `complete` on, the probability of all accepted premises together says that
+    they explain the query (None: it is not asked).
     Raises NotFound for a directory without these files, DataLoss for a malformed one, InvalidArgument for thresholds
     out of order or an unknown label, FailedPrecondition without the extra.
     """
@@ -53,13 +54,16 @@ class ModelOracle(Oracle):
         label: str | None = None,
         premise_first: bool | None = None,
         threads: int | None = None,
+        complete: float | None = None,
     ) -> None:
         if not 0 <= refuse < accept <= 1:
             raise InvalidArgument(f"accept {accept} and refuse {refuse} must satisfy 0 ≤ refuse < accept ≤ 1")
         root = Path(directory)
         config = _read_config(root)
         self.name = f"model-{root.resolve().name}"
-        self._accept, self._refuse = accept, refuse
+        if complete is not None and not 0 <= complete <= 1:
+            raise InvalidArgument.field("complete", f"is {complete}; give a probability, or None not to ask")
+        self._accept, self._refuse, self._complete = accept, refuse, complete
         self._tokenizer = _load_tokenizer(root, _max_tokens(config))
         self._session = _load_session(root, threads or os.cpu_count() or 1)
         self._inputs = [put.name for put in self._session.get_inputs()]
@@ -70,10 +74,16 @@ class ModelOracle(Oracle):
         self._column = _column(config, outputs.shape[1], label) if several else 0
         self._premise_first = several if premise_first is None else premise_first
 
-    def judge(self, task: Task) -> dict[str, Verdict]:
-        """Returns a verdict with a grade for each candidate."""
+    def judge(self, task: Task) -> dict[str, Verdict] | Answer[dict[str, Verdict]]:
+        """Returns a verdict with a grade for each candidate, and on the node where it is asked for one."""
         grades = self.probabilities(task.query, [candidate.text for candidate in task.candidates])
-        return {c.id: self._verdict(grade) for c, grade in zip(task.candidates, grades, strict=True)}
+        verdicts = {c.id: self._verdict(grade) for c, grade in zip(task.candidates, grades, strict=True)}
+        if self._complete is None:
+            return verdicts
+        explains = [one.text for one in task.candidates if verdicts[one.id].judgement == EXPLAINS]
+        together = " ".join([*(one.text for one in task.accepted), *explains])
+        is_complete = bool(together) and self.probabilities(task.query, [together])[0] >= self._complete
+        return Answer(verdicts, node_verdict="complete" if is_complete else None)
 
     def probabilities(self, query: str, premises: Sequence[str]) -> list[float]:
         """Computes the probability that each premise explains the query."""

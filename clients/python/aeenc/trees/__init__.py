@@ -1,15 +1,17 @@
 """Entailment trees: values, EntailmentBank files, directories of them, drawings."""
 
-from aeenc.trees.dataset import FACTS, Candidate, Dataset, GoldQuery, content_id
+from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate, Dataset, GoldQuery, content_id
 from aeenc.trees.drawing import draw, to_dot, to_svg
 from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
 from aeenc.trees.folds import HELD_OUT, folds_of, write_folds
 from aeenc.trees.tree import ROOT, Step, Tree
 
 __all__ = [
+    "EVERYTHING",
     "FACTS",
     "HELD_OUT",
     "ROOT",
+    "Accessible",
     "Candidate",
     "Dataset",
     "GoldQuery",

@@ -37,6 +37,17 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Accessible:
+    """The premises that may explain a query: those before one in the corpus, and those of a list, by id; empty: all."""
+
+    before_id: str = ""
+    only_ids: tuple[str, ...] = ()
+
+
+EVERYTHING = Accessible()
+
+
+@dataclass(frozen=True)
 class GoldQuery:
     """A distinct parent text of a split and its gold premises: the union of its children over the split's trees."""
 

@@ -27,7 +27,7 @@ class StartRunRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[RunConfig, _Mapping]] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ...) -> None: ...
 
 class RunConfig(_message.Message):
-    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree", "negative_filter", "live")
+    __slots__ = ("corpus", "oracle", "idempotency_key", "k", "max_depth", "max_judgements", "collect", "model", "split", "conditioned", "max_negatives_per_query", "max_nodes_per_tree", "negative_filter", "live", "step")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     ORACLE_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class RunConfig(_message.Message):
     MAX_NODES_PER_TREE_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_FILTER_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     oracle: str
     idempotency_key: str
@@ -56,7 +57,8 @@ class RunConfig(_message.Message):
     max_nodes_per_tree: int
     negative_filter: NegativeFilter
     live: bool
-    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ..., negative_filter: _Optional[_Union[NegativeFilter, _Mapping]] = ..., live: bool = ...) -> None: ...
+    step: int
+    def __init__(self, corpus: _Optional[str] = ..., oracle: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., k: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_judgements: _Optional[int] = ..., collect: _Optional[_Union[Collect, str]] = ..., model: _Optional[_Union[_types_pb2.ModelSelector, _Mapping]] = ..., split: _Optional[str] = ..., conditioned: bool = ..., max_negatives_per_query: _Optional[int] = ..., max_nodes_per_tree: _Optional[int] = ..., negative_filter: _Optional[_Union[NegativeFilter, _Mapping]] = ..., live: bool = ..., step: _Optional[int] = ...) -> None: ...
 
 class NegativeFilter(_message.Message):
     __slots__ = ("min_rank", "max_rank", "absolute_margin", "relative_margin", "rewordings")
@@ -73,16 +75,20 @@ class NegativeFilter(_message.Message):
     def __init__(self, min_rank: _Optional[int] = ..., max_rank: _Optional[int] = ..., absolute_margin: _Optional[float] = ..., relative_margin: _Optional[float] = ..., rewordings: bool = ...) -> None: ...
 
 class Hypothesis(_message.Message):
-    __slots__ = ("id", "text", "question", "answer")
+    __slots__ = ("id", "text", "question", "answer", "before_id", "only_ids")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     text: str
     question: str
     answer: str
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., question: _Optional[str] = ..., answer: _Optional[str] = ...) -> None: ...
+    before_id: str
+    only_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., question: _Optional[str] = ..., answer: _Optional[str] = ..., before_id: _Optional[str] = ..., only_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StartRunResponse(_message.Message):
     __slots__ = ("run",)

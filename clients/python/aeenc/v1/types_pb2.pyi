@@ -156,14 +156,18 @@ class PremiseSet(_message.Message):
     def __init__(self, premise_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GoldQuery(_message.Message):
-    __slots__ = ("text", "premises", "grades")
+    __slots__ = ("text", "premises", "grades", "before_id", "only_ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PREMISES_FIELD_NUMBER: _ClassVar[int]
     GRADES_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     premises: _containers.RepeatedScalarFieldContainer[str]
     grades: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, text: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., grades: _Optional[_Iterable[float]] = ...) -> None: ...
+    before_id: str
+    only_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., premises: _Optional[_Iterable[str]] = ..., grades: _Optional[_Iterable[float]] = ..., before_id: _Optional[str] = ..., only_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Pair(_message.Message):
     __slots__ = ("seq", "query", "premise_id", "premise", "sign", "provenance", "reason")

@@ -28,9 +28,7 @@ class RetrieveMode(Choice):
     HYBRID = 3
     """By both rankings, fused."""
     ITERATIVE_LEXICAL = 4
-    """By iterative BM25: words of the closest premises join the query, round by round (Chia et al. 2020). Needs no
-    encoder.
-    """
+    """By iterative BM25: words of the closest premises join the query by rounds (Chia et al. 2020). No encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,8 @@ class Generation:
     size_bytes: int = 0
     """The total size of its files."""
     notes: tuple[str, ...] = ()
-    """Sentences for people about premises that the lexical modes serve less well: those without words, and those whose
-    words are not English.
+    """Sentences for people about premises that the lexical modes serve less well, those without words and those whose
+    words are not English, and about those that say the same as another.
     """
     held_by: tuple[str, ...] = ()
     """Who holds it, sorted; `run-<id>` and `job-<id>` are live. Only ListGenerations fills it."""

@@ -45,16 +45,18 @@ class Remark(Choice):
 
 
 class NodeVerdict(Choice):
-    """A judgement of a whole node. A run records it and goes on as before."""
+    """A judgement of a whole node. A run records it; one with a `step` goes on by it."""
 
     UNSPECIFIED = 0
     """Not said."""
     COMPLETE = 1
-    """The accepted premises explain the query."""
+    """The accepted premises explain the query: its other candidates are not asked."""
     PREMISE_MISSING = 2
-    """A premise is missing, and a search did not find it."""
+    """A premise is missing: after the last candidate, others are retrieved given what is accepted, as if
+    `conditioned`.
+    """
     NOT_EXPLAINABLE = 3
-    """Nothing explains the query: it is wrong, unclear, or needs no explanation."""
+    """Nothing explains the query: it is wrong, unclear, or needs no explanation. Its other candidates are not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +165,7 @@ class Answer:
     """
     intermediates: tuple[str, ...] = ()
     """Intermediate conclusions in the author's words that explain the query and need an explanation themselves, at most
-    64 of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises of a corpus
-    or pair.
+    64 of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises or pairs.
     """
     alternatives: tuple[PremiseSet, ...] = ()
     """Sets of accepted premises that each explain the query, where there are several ways to explain it, at most 16.

@@ -78,8 +78,8 @@ class NegativeFilter:
     max_rank: int = 0
     """The last rank to keep. 0: no limit."""
     absolute_margin: float | None = None
-    """Keeps scores up to the score of the query's best accepted premise minus this. 0 to 2. Unset, or nothing accepted:
-    no limit.
+    """Keeps scores up to that of the query's best accepted premise minus this. 0 to 2. Unset, or none accepted: no
+    limit.
     """
     relative_margin: float | None = None
     """Keeps scores up to the score of the query's best accepted premise minus this share of it; 0.05 keeps scores up to
@@ -136,8 +136,8 @@ class RunConfig:
     model: ModelSelector | None = None
     """The query encoder. A label is resolved once, at the start. Default: label `stable`."""
     split: str = ""
-    """The split of the hypotheses. Premises that occur only in trees of other splits are never put before the oracle.
-    Empty: no restriction.
+    """The split of the hypotheses. Premises of other splits' trees alone are never put before the oracle. Empty: all
+    are.
     """
     conditioned: bool = False
     """Whether to retrieve again for a judged node, conditioned on its accepted premises, until nothing new is accepted,
@@ -154,6 +154,10 @@ class RunConfig:
     live: bool = False
     """Whether the run follows its label: what nobody has begun to judge is retrieved again by each version that the
     label moves to. Refused with `model.version`. Default: false.
+    """
+    step: int = 0
+    """The number of candidates to ask at once, the nearest first; the oracle's NodeVerdict says how the node goes on.
+    0: all `k` at once, whatever it says.
     """
 
     @classmethod
@@ -176,6 +180,7 @@ class RunConfig:
             if message.HasField("negative_filter")
             else None,
             live=message.live,
+            step=message.step,
         )
 
     def to_message(self) -> sampler_pb2.RunConfig:
@@ -198,6 +203,7 @@ class RunConfig:
             if self.negative_filter is not None
             else None,
             live=self.live,
+            step=self.step,
         )
 
 

@@ -38,9 +38,7 @@ class Loss(Choice):
     GIST = 6
     """The same, without the premises that a guide ranks closer to the query than the positive (Solatorio 2024)."""
     NLI_CLASSIFICATION = 7
-    """Classifies pairs as entailment, neutral or contradiction (Reimers and Gurevych 2019). Refused pairs count as
-    neutral.
-    """
+    """Classifies pairs as entailment, neutral (refused ones, too) or contradiction (Reimers and Gurevych 2019)."""
     REGRESSION = 8
     """Squared error of a cross-encoder's score against 1 for an explanation (see `targets`) and 0 otherwise. The
     default of mode CROSS_ENCODER, and the only choice there.
@@ -110,7 +108,7 @@ class Targets(Choice):
     BINARY = 1
     """1 for an explanation, 0 otherwise."""
     GRADES = 2
-    """The grade of a judged premise (1 if none was told), 0 for any other. Draws as many explanations of a query as
+    """The grade of a judged premise (1 if none was told), else 0. Draws as many explanations of a query as
     negatives.
     """
     GRADE_DISTRIBUTION = 3
@@ -207,8 +205,8 @@ class JobConfig:
     half; none where that leaves fewer than 10 queries.
     """
     split: str = ""
-    """The split whose texts may be learned from. Premises that occur only in trees of other splits are masked. Empty:
-    no restriction.
+    """The split whose texts may be learned from. Premises of other splits' trees alone are masked. Empty: no
+    restriction.
     """
     note: str = ""
     """A note for the checkpoint's lineage, of at most `Limits.text_bytes`."""
@@ -230,8 +228,8 @@ class JobConfig:
     encoder.
     """
     guide_margin: float | None = None
-    """How far below the positive, as a cosine of the guide, a premise must score to count as a negative of GIST; -1 to
-    1. Default: 0.
+    """How far below the positive, by the guide's cosine, a premise must be to be a negative of GIST; -1 to 1.
+    Default: 0.
     """
     accumulation: int = 0
     """The number of parts to compute a batch in, one after the other, to save memory; at most `batch_size`. Losses with

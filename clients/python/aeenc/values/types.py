@@ -352,8 +352,8 @@ class RetrievalMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPart:
-    """Retrieval quality on a part of the queries and pairs. Gold premises of a query that are outside the subset are
-    removed from its ranking.
+    """Retrieval quality on a part of the queries and pairs. A query's gold premises outside it are left out of its
+    ranking.
     """
 
     kind: EvaluationPartKind = EvaluationPartKind.UNSPECIFIED
@@ -512,7 +512,7 @@ class EvaluationReport:
     gold_tree: TreeMetrics | None = None
     """The quality over whole trees, queried by all inner nodes. Unset when no trees were sent."""
     ranks: tuple[GoldRanks, ...] = ()
-    """The ranks of the gold premises, one message per distinct query in order of first appearance. Empty unless
+    """The ranks of the gold premises, one message per distinct query in order of first appearance. Only if
     requested.
     """
     graded: GradedMetrics | None = None
@@ -544,8 +544,8 @@ class EvaluationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT and
-    names the limit.
+    """Limits that a service enforces. Unless a field says otherwise, a call beyond one fails with INVALID_ARGUMENT,
+    by name.
     """
 
     message_bytes: int = 0
@@ -750,8 +750,18 @@ class GoldQuery:
     """The grade of each of `premises`, in their order: 0 to 100, where 0 means judged irrelevant and is not gold.
     Empty: each has grade 1. Evaluate reports graded quality on them.
     """
+    before_id: str = ""
+    """What may be found, as in PremiseFilter; `premises` are among it. Only in Evaluate's `queries`."""
+    only_ids: tuple[str, ...] = ()
+    """The same, as a list. Empty: all."""
 
     @classmethod
     def from_message(cls, message: types_pb2.GoldQuery) -> GoldQuery:
         """Reads the message."""
-        return cls(text=message.text, premises=tuple(message.premises), grades=tuple(message.grades))
+        return cls(
+            text=message.text,
+            premises=tuple(message.premises),
+            grades=tuple(message.grades),
+            before_id=message.before_id,
+            only_ids=tuple(message.only_ids),
+        )

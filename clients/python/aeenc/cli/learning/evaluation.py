@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,7 @@ from aeenc.evaluation import (
     Run,
     Source,
     Strata,
+    accessible_of,
     average_precision,
     by_depth,
     by_overlap,
@@ -61,7 +63,7 @@ from aeenc.evaluation import (
 from aeenc.evaluation.graded import LENGTHS, grade_text
 from aeenc.evaluation.metrics import Ranks
 from aeenc.evaluation.strata import StrataName
-from aeenc.trees import Dataset
+from aeenc.trees import EVERYTHING, Accessible, Dataset
 
 TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
 RANKED_PAIRS = 100_000  # whose ranks one answer holds, for strata
@@ -74,6 +76,8 @@ def generation_for(
     version: str,
     dataset: Source | None,
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    fold_same: bool = False,
 ) -> str:
     """Finds the generation of a corpus in a version's space, whose vectors the version's premise encoder made.
 
@@ -92,18 +96,28 @@ def generation_for(
             f"corpus {corpus!r} has no generation in space {space_id} of version {version}; build one with "
             f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
         )
-    return build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id).generation
+    return build_corpus(
+        client, corpus, dataset, on_progress, activate=False, space_id=space_id, fold_same=fold_same
+    ).generation
 
 
 @contextmanager
 def candidates_of(
-    out: Output, client: Client, dataset: Source, version: str | None, *, keep: bool
+    out: Output,
+    client: Client,
+    dataset: Source,
+    version: str | None,
+    *,
+    keep: bool,
+    explain: bool,
+    fold_same: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Lends the corpus of a dataset's candidates, and the generation in the space of a version ("": the active one).
 
-    What had to be built for it is deleted in the end, unless it is to be kept or another evaluation uses it.
+    With `explain`, the explanations of split train are stored for the prior. What had to be built for it is deleted in
+    the end, unless it is to be kept or another evaluation uses it.
     """
-    corpus, generation, is_built = corpus_name(dataset), "", False
+    corpus, generation, is_built = corpus_name(dataset, fold_same=fold_same), "", False
     before = {one.corpus for one in client.index.list_corpora()}
     with out.progress("candidates", "facts") as report:
 
@@ -113,14 +127,16 @@ def candidates_of(
             report(encoded, total, "")
 
         if version is not None:
-            generation = generation_for(client, corpus, version, dataset, progressed)
+            generation = generation_for(client, corpus, version, dataset, progressed, fold_same=fold_same)
         else:
-            corpus = ensure_corpus(client, dataset, progressed)
+            corpus = ensure_corpus(client, dataset, progressed, fold_same=fold_same)
     active = {one.corpus: one.active.id for one in client.index.list_corpora()}
     held, holder = generation or active[corpus], f"evaluate-{uuid.uuid4().hex[:12]}"
     with suppress(PermissionDenied):  # without the admin's credential nothing is built, either
         client.index.hold(corpus, held, holder)
     try:
+        if explain:
+            explain_training(client, corpus, dataset)
         yield corpus, generation
     finally:
         with suppress(AeencError):  # the evaluation counts; somebody else may hold or have deleted it
@@ -137,6 +153,21 @@ def explain_training(client: Client, corpus: str, dataset: Source) -> None:
     queries = gold_of(dataset, TRAINING_SPLIT)
     gold = [(text, [ids[one] for one, grade in grades_of(told).items() if grade]) for text, told in queries]
     client.index.put_explanations(corpus, gold, replace=True)
+
+
+def _generation_of(client: Client, corpus: str, version: str | None) -> str:
+    """Finds the generation of a corpus that a version needs; "" is the active one."""
+    return generation_for(client, corpus, version, None) if corpus and version is not None else ""
+
+
+def _check_explained(data: Path, dataset: Source) -> None:
+    """Raises InvalidArgument for data without explanations that a prior learns from."""
+    if TRAINING_SPLIT not in dataset.splits:
+        raise InvalidArgument(
+            f"--prior learns from the explanations of split {TRAINING_SPLIT!r}, which {data} does not have (it has "
+            f"{', '.join(dataset.splits)}); add that split, name a corpus that has explanations by --corpus, or leave "
+            "--prior out"
+        )
 
 
 def training_of(dataset: Source, split: str) -> list[Gold]:
@@ -178,6 +209,10 @@ def evaluate(
         list[StrataName] | None,
         typer.Option(help="Also by the depth of queries, or the split of premises, in fixed bands; may be repeated."),
     ] = None,
+    fold_same: Annotated[
+        bool,
+        typer.Option("--fold-same", help="Beside each figure, that with premises that say the same made one."),
+    ] = False,
     whole: Annotated[bool, typer.Option("--all", help="Show all metrics, parts and whole trees.")] = False,
 ) -> None:
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
@@ -188,68 +223,53 @@ def evaluate(
     check_model(label, version)
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
+    if fold_same and corpus:
+        raise InvalidArgument("--fold-same builds a corpus of its own from --data; leave --corpus or --fold-same out")
     dataset = load_data(data)
-    queries = gold_of(dataset, split)
+    queries, accessible = gold_of(dataset, split), accessible_of(dataset, split)
     strata = strata_of(by or (), dataset, split)
     pairs = [(query, [one for one, grade in gold.items() if grade]) for query, gold in strict_gold(queries)]
     prior = retrieval.prior if retrieval else 0.0
-    if prior and not corpus and TRAINING_SPLIT not in dataset.splits:
-        raise InvalidArgument(
-            f"--prior learns from the explanations of split {TRAINING_SPLIT!r}, which {data} does not have (it has "
-            f"{', '.join(dataset.splits)}); add that split, name a corpus that has explanations by --corpus, or leave "
-            "--prior out"
-        )
+    if prior and not corpus:
+        _check_explained(data, dataset)
     out = output_of(context)
     with ExitStack() as stack:
         connected = stack.enter_context(client(context))
-        own, generation = not corpus, ""
-        if own:
-            corpus, generation = stack.enter_context(candidates_of(out, connected, dataset, version, keep=keep))
-        elif version is not None:
-            generation = generation_for(connected, corpus, version, None)
-        if own and prior:
-            explain_training(connected, corpus, dataset)
-        answer = connected.trainer.evaluate(
-            corpus,
-            queries,
-            label=label,
-            version=version,
-            generation=generation,
+        lent = partial(candidates_of, out, connected, dataset, version, keep=keep, explain=bool(prior))
+        own = _generation_of(connected, corpus, version)
+        corpus, generation = (corpus, own) if corpus else stack.enter_context(lent())
+        evaluated = partial(
+            connected.trainer.evaluate,
+            queries=queries,
             retrieval=retrieval,
-            training=training_of(dataset, split),
-            trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
-            ranks=bool(against) or sum(len(gold) for _, gold in pairs) <= RANKED_PAIRS,
-            strict_only=protocol == "strict",
+            accessible=accessible,
             conditioned=conditioned,
             timeout_s=TIMEOUT_S,
         )
+        whole_report: dict[str, Any] = {
+            "label": label,
+            "version": version,
+            "training": training_of(dataset, split),
+            "trees": dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
+            "strict_only": protocol == "strict",
+        }
+        with_ranks = bool(against) or sum(len(gold) for _, gold in pairs) <= RANKED_PAIRS
+        answer = evaluated(corpus, generation=generation, ranks=with_ranks, **whole_report)
         measured = report_dict(answer)
+        if fold_same:
+            folded, folded_generation = stack.enter_context(lent(fold_same=True))
+            measured["folded"] = report_dict(evaluated(folded, generation=folded_generation, **whole_report))
         ranks = [np.array(one.strict, np.int64) for one in answer.ranks if one.strict]
-        if len(ranks) == len(pairs) and not conditioned:
+        if [len(one) for one in ranks] == [len(gold) for _, gold in pairs] and not conditioned:
             measured["by"] = {name: strata_dict(metrics_by(one, pairs, ranks)) for name, one in strata.items()}
         if against:
-            other = connected.trainer.evaluate(
-                corpus,
-                queries,
-                label=against,
-                retrieval=retrieval,
-                ranks=True,
-                strict_only=True,
-                conditioned=conditioned,
-                timeout_s=TIMEOUT_S,
-            )
+            other = evaluated(corpus, label=against, ranks=True, strict_only=True)
             measured["against"] = comparison_dict(_compared(answer, other))
         names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
         if run is not None:
-            ranker = Ranker(connected, corpus, retrieval, measured["model_version"] or None, measured["generation"])
-            with out.progress("run", "queries") as report:
-                texts = [text for text, _ in strict_gold(queries)]
-                write_run(
-                    run,
-                    ranker.rankings(texts, lambda n: report(n, len(texts), "")),
-                    f"aeenc-{(retrieval or Retrieval()).mode}",
-                    names,
-                )
+            told = measured["model_version"] or None, measured["generation"], accessible
+            ranker = Ranker(connected, corpus, retrieval, *told)
+            ranker.write(out, run, [text for text, _ in strict_gold(queries)], names)
         if qrels is not None:
             write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
     counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
@@ -321,6 +341,13 @@ class Ranker:
     retrieval: Retrieval | None
     version: str | None
     generation: str
+    accessible: Mapping[str, Accessible]
+
+    def write(self, out: Output, path: Path, texts: list[str], names: Mapping[str, str] | None) -> None:
+        """Writes the rankings of texts as a TREC run, and shows how far it is. `names` has ids of queries."""
+        with out.progress("run", "queries") as report:
+            found = self.rankings(texts, lambda n: report(n, len(texts), ""))
+            write_run(path, found, f"aeenc-{(self.retrieval or Retrieval()).mode}", names)
 
     def rankings(
         self, texts: list[str], on_progress: Callable[[int], None]
@@ -329,7 +356,12 @@ class Ranker:
         for start in range(0, len(texts), PART):
             part = texts[start : start + PART]
             found = self.client.index.rankings(
-                self.corpus, part, retrieval=self.retrieval, version=self.version, generation=self.generation
+                self.corpus,
+                part,
+                retrieval=self.retrieval,
+                version=self.version,
+                generation=self.generation,
+                accessible=[self.accessible.get(text, EVERYTHING) for text in part],
             )
             for text, hits in zip(part, found.results, strict=True):
                 yield text, [(hit.id, hit.score) for hit in hits]

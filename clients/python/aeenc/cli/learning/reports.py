@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -21,6 +21,7 @@ _GRADED = {
 }
 _SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 _FEW = ("MAP", "Hit@10")
+FOLDED = ", folded"
 
 
 def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
@@ -62,14 +63,18 @@ def strata_dict(strata: Iterable[Stratum]) -> dict[str, Any]:
 def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
     """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees.
 
-    Unless `whole`, only MAP and Hit@10 of both protocols.
+    Unless `whole`, only MAP and Hit@10 of both protocols. Where `told` has what was measured with premises that say the
+    same made one (`folded`), its figures stand beside those without.
     """
-    protocols = [name for name in ("strict", "paper") if name in told]
-    rows = [
-        [name, *(f"{told[protocol][name]:.3f}" for protocol in protocols)]
-        for name in (METRIC_FIELDS if whole else _FEW)
-    ]
-    made = [table(["metric", *protocols], rows, right=len(protocols))]
+    folded: Mapping[str, Any] = told.get("folded", {})
+    columns = {
+        name + beside: measured[name]
+        for name in ("strict", "paper")
+        for measured, beside in ((told, ""), (folded, FOLDED))
+        if name in measured
+    }
+    rows = [[name, *(f"{one[name]:.3f}" for one in columns.values())] for name in (METRIC_FIELDS if whole else _FEW)]
+    made = [table(["metric", *columns], rows, right=len(columns))]
     for name, bands in told.get("by", {}).items():
         measured = [
             (band, *(f"{one[metric]:.3f}" for metric in _SHOWN), one["queries"], one["pairs"])
@@ -86,20 +91,31 @@ def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]
                 part["queries"],
                 part["pairs"],
             )
-            for name, part in told["parts"].items()
+            for name, part in _beside(told, folded, "parts")
         ]
         made.append(table(["part (strict)", *_SHOWN, "queries", "pairs"], parts, right=len(_SHOWN) + 2))
     if "trees" in told:
         names = ("Recall@25", "Recall@25 micro", "AllCorrect@25")
         rows = [
-            [way.replace("_", " "), *(f"{level[name]:.3f}" for name in names)] for way, level in told["trees"].items()
+            [way.replace("_", " "), *(f"{level[name]:.3f}" for name in names)]
+            for way, level in _beside(told, folded, "trees")
         ]
         made.append(table(["whole trees", *names], rows, right=len(names)))
     if "graded" in told:
-        rows = [[name, f"{told['graded'][name]:.3f}"] for name in _GRADED]
-        made.append(table(["by grades (strict)", ""], rows, right=1))
-        made.append(recall_table("recall of grade", told["graded"]["recall_by_grade"]))
+        graded = [told["graded"], *([folded["graded"]] if folded else [])]
+        rows = [[name, *(f"{one[name]:.3f}" for one in graded)] for name in _GRADED]
+        made.append(table(["by grades (strict)", "", *([FOLDED[2:]] if folded else [])], rows, right=len(graded)))
+        for one, beside in zip(graded, ("", FOLDED), strict=False):
+            made.append(recall_table(f"recall of grade{beside}", one["recall_by_grade"]))
     return made
+
+
+def _beside(told: Mapping[str, Any], folded: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the rows of a table, each with its folded one behind it."""
+    for row, measured in told[name].items():
+        yield row, measured
+        if row in folded.get(name, {}):
+            yield row + FOLDED, folded[name][row]
 
 
 def recall_table(title: str, by_grade: Mapping[str, Mapping[str, float]]) -> Table:

@@ -13,9 +13,9 @@ from aeenc.cli.corpus import LAYOUTS, FileFormat, IdColumn, TextColumn, ensure_c
 from aeenc.cli.output import EndedBadly, Output, fields_table, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation import Source, load_data
+from aeenc.evaluation import Source, accessible_of, load_data
 from aeenc.sampler import Root
-from aeenc.trees import Dataset
+from aeenc.trees import Accessible, Dataset
 
 
 def hypotheses_of(dataset: Source, split: str) -> list[tuple[str, str]]:
@@ -131,6 +131,14 @@ def sample(
     flat: Annotated[
         bool, typer.Option("--flat", help="Judge the hypotheses alone, not what was accepted for them (depth 0).")
     ] = False,
+    step: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            show_default="all at once",
+            help="Candidates to ask at once; the oracle says when a node is complete, or a premise is missing.",
+        ),
+    ] = 0,
     max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
     max_negatives: Annotated[int, typer.Option(min=0, help="Most negatives kept a query; 0: all.")] = 0,
     margin: Annotated[
@@ -152,6 +160,7 @@ def sample(
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
     dataset: Source | None = None
     roots: list[Root] = []
+    accessible: dict[str, Accessible] = {}
     if (data is None) == (hypotheses is None):
         raise InvalidArgument("give either --data DIR or --hypotheses FILE")
     if flat and max_depth:
@@ -161,7 +170,7 @@ def sample(
             raise InvalidArgument("--format, --id-column and --text-column go with --hypotheses")
         split = "train" if split is None else split
         dataset = load_data(data)
-        roots = _roots(dataset, split)
+        roots, accessible = _roots(dataset, split), accessible_of(dataset, split)
     elif not corpus:
         raise InvalidArgument("name the corpus to retrieve from: `aeenc sample CORPUS --hypotheses FILE`")
     elif hypotheses is not None:
@@ -178,6 +187,7 @@ def sample(
             corpus=corpus,
             oracle=oracle,
             k=k,
+            step=step,
             max_depth=0 if flat else max_depth,
             max_judgements=max_judgements,
             max_negatives_per_query=max_negatives,
@@ -185,6 +195,7 @@ def sample(
             conditioned=conditioned,
             live=live,
             split=split,
+            accessible=accessible,
             label=label,
         )
         out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")

@@ -209,8 +209,7 @@ export type PremiseFilter = Message<"aeenc.v1.PremiseFilter"> & {
   onlyIds: string[];
 
   /**
-   * Keeps the premises inserted before this one, in the order of ListPremises. NOT_FOUND: the generation lacks it.
-   * Empty: all.
+   * Keeps the premises inserted before this one (ListPremises). NOT_FOUND: the generation lacks it. Empty: all.
    *
    * @generated from field: string before_id = 3;
    */
@@ -267,8 +266,7 @@ export const TagClauseSchema: GenMessage<TagClause> = /*@__PURE__*/
  */
 export type SearchParams = Message<"aeenc.v1.SearchParams"> & {
   /**
-   * Search breadth of HNSW, at most 4,096. 0: the breadth that reached the target recall at build time. IVF refuses it
-   * with INVALID_ARGUMENT.
+   * Search breadth of HNSW, at most 4,096. 0: that which reached the target recall at build time. IVF: INVALID_ARGUMENT.
    *
    * @generated from field: uint32 ef_search = 1;
    */
@@ -916,8 +914,7 @@ export type BuildGenerationRequest = Message<"aeenc.v1.BuildGenerationRequest"> 
   header?: BuildHeader | undefined;
 
   /**
-   * Premises in insertion order. A text that was seen before, by the header's `folding`, becomes an alias of the first
-   * one.
+   * Premises in insertion order. A text that was seen before, by the header's `folding`, is an alias of the first.
    *
    * @generated from field: repeated aeenc.v1.Premise premises = 2;
    */
@@ -1257,8 +1254,8 @@ export type Generation = Message<"aeenc.v1.Generation"> & {
   sizeBytes: bigint;
 
   /**
-   * Sentences for people about premises that the lexical modes serve less well: those without words, and those whose
-   * words are not English.
+   * Sentences for people about premises that the lexical modes serve less well, those without words and those whose
+   * words are not English, and about those that say the same as another.
    *
    * @generated from field: repeated string notes = 12;
    */
@@ -1726,8 +1723,7 @@ export enum RetrieveMode {
   HYBRID = 3,
 
   /**
-   * By iterative BM25: words of the closest premises join the query, round by round (Chia et al. 2020). Needs no
-   * encoder.
+   * By iterative BM25: words of the closest premises join the query by rounds (Chia et al. 2020). No encoder.
    *
    * @generated from enum value: RETRIEVE_MODE_ITERATIVE_LEXICAL = 4;
    */
@@ -1795,9 +1791,9 @@ export enum Folding {
   EXACT = 1,
 
   /**
-   * Also texts that differ only in Unicode form (NFKC), case, white space or punctuation; punctuation before a digit
-   * counts. The first text stays; the ids of the others become its aliases. Premises of a base generation stay
-   * separate.
+   * Also texts that say the same (Lease.same_keys): they differ in case, articles or punctuation. The first text stays;
+   * the ids of the others become its aliases, and evaluations find gold by what it says. Premises of a base generation
+   * stay separate.
    *
    * @generated from enum value: FOLDING_NORMALIZED = 2;
    */

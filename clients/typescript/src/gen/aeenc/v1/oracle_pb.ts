@@ -176,8 +176,7 @@ export type Answer = Message<"aeenc.v1.Answer"> & {
 
   /**
    * Intermediate conclusions in the author's words that explain the query and need an explanation themselves, at most 64
-   * of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises of a corpus or
-   * pair.
+   * of 1,024 characters each. They become nodes of the tree and are retrieved for, but never premises or pairs.
    *
    * @generated from field: repeated string intermediates = 7;
    */
@@ -340,7 +339,7 @@ export const RemarkSchema: GenEnum<Remark> = /*@__PURE__*/
   enumDesc(file_aeenc_v1_oracle, 0);
 
 /**
- * A judgement of a whole node. A run records it and goes on as before.
+ * A judgement of a whole node. A run records it; one with a `step` goes on by it.
  *
  * @generated from enum aeenc.v1.NodeVerdict
  */
@@ -353,21 +352,21 @@ export enum NodeVerdict {
   UNSPECIFIED = 0,
 
   /**
-   * The accepted premises explain the query.
+   * The accepted premises explain the query: its other candidates are not asked.
    *
    * @generated from enum value: NODE_VERDICT_COMPLETE = 1;
    */
   COMPLETE = 1,
 
   /**
-   * A premise is missing, and a search did not find it.
+   * A premise is missing: after the last candidate, others are retrieved given what is accepted, as if `conditioned`.
    *
    * @generated from enum value: NODE_VERDICT_PREMISE_MISSING = 2;
    */
   PREMISE_MISSING = 2,
 
   /**
-   * Nothing explains the query: it is wrong, unclear, or needs no explanation.
+   * Nothing explains the query: it is wrong, unclear, or needs no explanation. Its other candidates are not asked.
    *
    * @generated from enum value: NODE_VERDICT_NOT_EXPLAINABLE = 3;
    */

@@ -155,8 +155,7 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   validation: GoldQuery[];
 
   /**
-   * The split whose texts may be learned from. Premises that occur only in trees of other splits are masked. Empty: no
-   * restriction.
+   * The split whose texts may be learned from. Premises of other splits' trees alone are masked. Empty: no restriction.
    *
    * @generated from field: string split = 15;
    */
@@ -201,8 +200,7 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   guideVersion: string;
 
   /**
-   * How far below the positive, as a cosine of the guide, a premise must score to count as a negative of GIST; -1 to 1.
-   * Default: 0.
+   * How far below the positive, by the guide's cosine, a premise must be to be a negative of GIST; -1 to 1. Default: 0.
    *
    * @generated from field: optional float guide_margin = 21;
    */
@@ -1508,8 +1506,7 @@ export enum Loss {
   GIST = 6,
 
   /**
-   * Classifies pairs as entailment, neutral or contradiction (Reimers and Gurevych 2019). Refused pairs count as
-   * neutral.
+   * Classifies pairs as entailment, neutral (refused ones, too) or contradiction (Reimers and Gurevych 2019).
    *
    * @generated from enum value: LOSS_NLI_CLASSIFICATION = 7;
    */
@@ -1559,8 +1556,7 @@ export enum Targets {
   BINARY = 1,
 
   /**
-   * The grade of a judged premise (1 if none was told), 0 for any other. Draws as many explanations of a query as
-   * negatives.
+   * The grade of a judged premise (1 if none was told), else 0. Draws as many explanations of a query as negatives.
    *
    * @generated from enum value: TARGETS_GRADES = 2;
    */

@@ -1,0 +1,84 @@
+"""Only what stands before a hypothesis, or in its list, may explain it; below it, what stands before each premise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aeenc
+from aeenc import errors
+from aeenc.oracle import EXPLAINS, Answer, Task, Verdict
+from aeenc.trees import Accessible
+from support.worlds.sampler_world import FACTS, HYPOTHESES, SamplerWorld, at_work, brute_force, finish, pair_set, take
+
+BEFORE = {text: Accessible(f"p{20 + 4 * n}") for n, (_, text) in enumerate(HYPOTHESES[:8])}
+
+
+def stands_before(query: str, number: int) -> bool:
+    """Whether premise `number` stands before a query: before what a hypothesis names, before a fact itself."""
+    limit = BEFORE[query].before_id.removeprefix("p") if query in BEFORE else query.removeprefix("fact ")
+    return number < int(limit)
+
+
+async def test_a_run_records_what_the_definition_says_of_accessible_premises(world: SamplerWorld):
+    async with world.sampler() as sampler:
+        run = await finish(sampler, hypotheses=HYPOTHESES[:8], k=6, accessible=BEFORE)
+        assert run.state.name == "SUCCEEDED", run.error
+        recorded = await pair_set(sampler, run.id)
+    assert recorded == brute_force(HYPOTHESES[:8], k=6, may=stands_before)
+    assert any(query.startswith("fact ") for query, _, _ in recorded), "accepted premises were asked about, too"
+    late = [pair for pair in recorded if not stands_before(pair[0], int(pair[1].removeprefix("fact ")))]
+    assert (late, len(recorded) > 100) == ([], True)
+
+
+async def test_a_list_holds_for_a_whole_tree(world: SamplerWorld):
+    listed = tuple(f"p{n}" for n in range(0, FACTS, 3))
+    accessible = {"hypothesis 0": Accessible(only_ids=listed)}
+    async with world.sampler() as sampler:
+        run = await finish(sampler, hypotheses=HYPOTHESES[:1], k=6, accessible=accessible)
+        recorded = await pair_set(sampler, run.id)
+    assert recorded == brute_force(HYPOTHESES[:1], k=6, may=lambda query, number: number % 3 == 0)
+    assert len({query for query, _, _ in recorded}) > 1
+
+
+async def test_unknown_premises_and_long_lists_are_refused_at_the_start(world: SamplerWorld):
+    async with world.sampler() as sampler:
+        with pytest.raises(errors.NotFound, match="p99"):
+            await finish(sampler, accessible={"hypothesis 1": Accessible("p99")})
+        with pytest.raises(errors.InvalidArgument, match=r"hypotheses\[1\].only_ids"):
+            await finish(sampler, accessible={"hypothesis 1": Accessible(only_ids=("p1",) * 1025)})
+
+
+class Adding(aeenc.Oracle):
+    """Adds premises before and after the query; concludes something on the way, and adds the same to that."""
+
+    name = "adding"
+
+    def judge(self, task: Task) -> Answer[Any]:
+        added = {"p4": Verdict(EXPLAINS, leaf=True), "p40": Verdict(EXPLAINS, leaf=True)}
+        return Answer((), additions=added, intermediates=["on the way"] if not task.path else ())
+
+
+async def test_what_an_oracle_adds_must_be_accessible(world: SamplerWorld):
+    served = await Adding().start("127.0.0.1:0")
+    async with world.sampler(oracle={"target": f"127.0.0.1:{served.port}"}) as sampler:
+        options: dict[str, Any] = {"hypotheses": HYPOTHESES[:1], "k": 1}
+        run = await finish(sampler, accessible={"hypothesis 0": Accessible("p20")}, **options)
+        positive = await pair_set(sampler, run.id, "+")
+        free = await pair_set(sampler, (await finish(sampler, **options)).id, "+")
+    await served.stop()
+    queries = ("hypothesis 0", "on the way")
+    assert positive == {(query, "fact 4", "+") for query in queries}
+    assert free == {(query, text, "+") for query in queries for text in ("fact 4", "fact 40")}
+
+
+async def test_what_a_person_adds_must_be_accessible(world: SamplerWorld):
+    accessible = {"hypothesis 0": Accessible("p20", tuple(f"p{n}" for n in range(0, FACTS, 2)))}
+    async with at_work(world, 1, run={"accessible": accessible}) as (people, _, _):
+        lease = await take(people, "ann")
+        shown = {one.premise.id for one in lease.task.candidates}
+        for late in ("p40", "p3"):
+            with pytest.raises(errors.InvalidArgument, match=f"'{late}' is not accessible here"):
+                await people.submit(lease, [], additions=[late])
+        await people.submit(lease, [], additions=[next(f"p{n}" for n in range(0, 20, 2) if f"p{n}" not in shown)])
