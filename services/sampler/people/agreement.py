@@ -76,8 +76,13 @@ def agreement_of_pairs(ratings: Sequence[Mapping[str, bool]], names: Sequence[st
 
 def _tables(ratings: Sequence[Mapping[str, bool]], names: Sequence[str]) -> list[NDArray[np.float64]]:
     """Who says yes, and who says no: (candidates, people) each."""
-    said = [[[one.get(name) is value for name in names] for one in ratings] for value in (True, False)]
-    return [np.array(one, dtype=np.float64).reshape(len(ratings), len(names)) for one in said]
+    tables = [np.zeros((len(ratings), len(names))) for _ in range(2)]
+    column = {name: at for at, name in enumerate(names)}
+    for row, judged in enumerate(ratings):
+        for name, says_yes in judged.items():
+            if name in column:
+                tables[0 if says_yes else 1][row, column[name]] = 1
+    return tables
 
 
 def edge_f1(trees: Iterable[Mapping[str, Set[str]]]) -> float:

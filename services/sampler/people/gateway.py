@@ -86,8 +86,11 @@ class PeopleGateway(Gateway):
         if not asking.is_amended:
             return []
         asking.is_amended = False  # what is amended from now on, an event tells
-        found = await self._tasks.amended(run_id)
-        asking.is_amended |= bool(found)
+        found = None
+        try:
+            found = await self._tasks.amended(run_id)
+        finally:
+            asking.is_amended |= found is None or bool(found)
         return [
             Amendment(
                 record.node_id,

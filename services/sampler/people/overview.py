@@ -142,8 +142,11 @@ class Overview:
         await self._runs.get(run_id)
         found = await self._tasks.verdict_log(run_id, after, limit)
         shown = [one for one in found if not task_id or one.task_id == task_id]
-        tasks, _ = await self._tasks.read_many(run_id, list({one.task_id for one in shown}))
-        queries = {record.task.task_id: record.task.query for record in tasks}
+        queries: dict[str, str] = {}
+        ids = list({one.task_id for one in shown})
+        for start in range(0, len(ids), TASKS_READ):
+            tasks, _ = await self._tasks.read_many(run_id, ids[start : start + TASKS_READ])
+            queries |= {record.task.task_id: record.task.query for record in tasks}
         named = [replace(one, query=queries.get(one.task_id, "")) for one in shown]
         return named, found[-1].seq if len(found) == limit else 0
 

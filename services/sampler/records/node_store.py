@@ -94,23 +94,25 @@ return 'OK'
 )
 
 # Opens a tree's next level or changes the result of a judged node, with the new nodes; or closes a tree that has no
-# level left. One that is closed and grows is open again.
+# level left. One that is closed and grows is open again. What comes late, after another write has moved the tree,
+# changes nothing.
 # KEYS: run, lease, tree, events, open
-# ARGV: owner, now, tree index, field of the tree that changes, its value, the tree's depth from now on or '' (it is
-#       closed), how many more nodes are pending, then ordinal and node by turns
+# ARGV: owner, now, tree index, the tree's depth until now or '' (any), field of the tree that changes, its value, the
+#       tree's depth from now on or '' (it is closed), how many more nodes are pending, then ordinal and node by turns
 _GROW = (
     EMIT
     + _FENCE
     + """
-if ARGV[6] == '' then
+if ARGV[4] ~= '' and (redis.call('HGET', KEYS[3], 'depth') or '0') ~= ARGV[4] then return 'DONE' end
+if ARGV[7] == '' then
   if redis.call('ZREM', KEYS[5], ARGV[3]) == 0 then return 'DONE' end
   redis.call('HINCRBY', KEYS[1], 'trees_done', 1)
 else
-  if redis.call('HGET', KEYS[3], ARGV[4]) == ARGV[5] then return 'DONE' end
-  redis.call('HSET', KEYS[3], ARGV[4], ARGV[5], 'depth', ARGV[6])
-  for i = 8, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
-  redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[7])
-  if ARGV[4] == 'depth' then return 'OK' end
+  if redis.call('HGET', KEYS[3], ARGV[5]) == ARGV[6] then return 'DONE' end
+  redis.call('HSET', KEYS[3], ARGV[5], ARGV[6], 'depth', ARGV[7])
+  for i = 9, #ARGV, 2 do redis.call('HSET', KEYS[3], 'n:' .. ARGV[i], ARGV[i + 1]) end
+  redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[8])
+  if ARGV[5] == 'depth' then return 'OK' end
   if redis.call('ZADD', KEYS[5], ARGV[3], ARGV[3]) == 1 then redis.call('HINCRBY', KEYS[1], 'trees_done', -1) end
 end
 emit(KEYS[1], KEYS[4], ARGV[2])
@@ -219,14 +221,14 @@ class NodeStore:
         calls = []
         for tree, nodes in levels:
             depth = tree.depth + 1
-            of_level = ["depth", depth, depth if nodes or tree.deeper else "", len(nodes)]
+            of_level = [tree.depth, "depth", depth, depth if nodes or tree.deeper else "", len(nodes)]
             calls.append((tree, [*of_level, *_by_ordinal(nodes)]))
         return await self._change(run_id, owner, calls)
 
     async def grow(self, run_id: str, owner: str, tree: Tree, growth: Growth) -> list[Written]:
         """Stores what explains a judged node now, with the new nodes below. A finished tree is open again."""
         pending = len(growth.nodes) + growth.reopened
-        of_node = [f"r:{growth.ordinal}", _result_json(growth.result), growth.depth, pending]
+        of_node = ["", f"r:{growth.ordinal}", _result_json(growth.result), growth.depth, pending]
         return await self._change(run_id, owner, [(tree, [*of_node, *_by_ordinal(growth.nodes)])])
 
     async def _change(self, run_id: str, owner: str, changes: Sequence[tuple[Tree, list[Any]]]) -> list[Written]:

@@ -17,7 +17,7 @@ from aeenc import errors, trees, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
 from aeenc.values import Collect, RunConfig, RunProgress
-from services.sampler.people import steps
+from services.sampler.people import gateway, steps
 from services.sampler.people.queue import TaskQueue, corrected_pairs
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -343,3 +343,21 @@ async def test_amended_refusals_beyond_the_cap_say_that_they_are_no_negatives(wo
         latest = {one.premise_id: (one.sign.name, one.reason) for one in await pairs(sampler, run_id)}
         beyond = dict.fromkeys(ids[1:3], ("SKIPPED", "cap"))
         assert latest == {ids[0]: ("NEGATIVE", ""), ids[3]: ("POSITIVE", ""), **beyond}
+
+
+async def test_amendments_that_could_not_be_read_are_read_again_at_the_next_look(monkeypatch: pytest.MonkeyPatch):
+    class Tasks:
+        asked = 0
+
+        async def amended(self, _run_id: str) -> list[TaskRecord]:
+            self.asked += 1
+            if self.asked == 1:
+                raise errors.Unavailable("Redis is away")
+            return []
+
+    tasks: Any = Tasks()
+    queue = gateway.PeopleGateway("team", gateway.QueueSettings(), tasks, None)  # type: ignore[arg-type]
+    monkeypatch.setitem(queue._asking, "r1", gateway._Asking())
+    with pytest.raises(errors.Unavailable):
+        await queue.amended("r1")
+    assert [await queue.amended("r1"), await queue.amended("r1"), tasks.asked] == [[], [], 2]

@@ -14,6 +14,7 @@ from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import (
     ADDED,
     AcceptedPremise,
+    Growth,
     Known,
     Node,
     NodeAnswer,
@@ -104,6 +105,20 @@ async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
     last = (replace(TREE, depth=1), [])
     assert await stores.nodes.advance(stores.run_id, "me", [last, last]) == ["OK", "DONE"]
     assert (await stores.runs.get(stores.run_id)).progress.trees_done == 1
+
+
+async def test_a_level_that_is_opened_or_closed_late_leaves_a_tree_that_has_grown_again_alone(stores: Stores):
+    nodes, run_id, child = stores.nodes, stores.run_id, Node(1, "fact 1", "p1", 0, 1)
+    await nodes.commit(stores.run, "me", [COMMIT])
+    assert await nodes.advance(run_id, "me", [(TREE, [child])]) == ["OK"]
+    amended = replace(OUTCOME.result, accepted=())
+    assert await nodes.grow(run_id, "me", TREE, Growth(0, amended, (Node(2, "new", "p2", 0, 1),), 0)) == ["OK"]
+    before = await stores.runs.get(run_id)
+    late = replace(TREE, depth=1)
+    assert await nodes.advance(run_id, "me", [(late, [Node(3, "late", "p3", 1, 2)]), (late, [])]) == ["DONE", "DONE"]
+    [tree] = await nodes.trees(run_id, [0])
+    assert (tree.depth, len(tree.nodes), await nodes.is_finished(run_id, 0)) == (0, 3, False)
+    assert await stores.runs.get(run_id) == before
 
 
 async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_live(stores: Stores):
