@@ -46,7 +46,7 @@ from aeenc.exports import conclusions_of, gold_judgements, write_beir
 from aeenc.files.lines import text_lines
 from aeenc.oracle import Answer, Candidate, Task
 from aeenc.oracles.gold import GoldOracle
-from aeenc.trees import Dataset, read_trees
+from aeenc.trees import Dataset, read_trees, unseen_folds
 from aeenc.trees.dataset import FACTS_FILE
 from aeenc.trees.files import parse_context
 from aeenc.values import RunConfig
@@ -67,6 +67,7 @@ RECALL, ALL_CORRECT = 0.78, 0.48  # by normalised text, of lists for provers
 QUERIES_IN_TRAIN = 57
 K, STEP, FEWER = 20, 5, 0.85
 DEPTH = 1000
+FOLDS = 5
 
 
 def built_trees(rows: Rows) -> None:
@@ -305,6 +306,13 @@ def unseen_gold(rows: Rows, dataset: Dataset) -> None:
     for part, name in ((True, "seen"), (False, "unseen")):
         rows.note(f"gold premises {name} in train: queries; pairs", f"{len(found[part])}; {pairs[part]}", "")
         rows.note(f"gold premises {name} in train: MAP by BM25", metrics_of(found[part]).map, "")
+    trees = dataset.trees("train")
+    leaves = [{tree.texts[label] for label in tree.leaves} for tree in trees]
+    fold = set(unseen_folds(trees, FOLDS)[0])
+    left = set[str]().union(*(own for at, own in enumerate(leaves) if at not in fold))
+    held = [leaf for at in sorted(fold) for leaf in leaves[at]]
+    rows.note("a fold of train for unseen gold: trees held back; left", f"{len(fold)}; {len(trees) - len(fold)}", "")
+    rows.note("its leaves that no tree left has", sum(leaf not in left for leaf in held) / len(held), "")
     rows.note("candidates that say the same as an earlier one", repeats(one.text for one in dataset.candidates()), "")
 
 

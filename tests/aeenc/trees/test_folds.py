@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aeenc.errors import InvalidArgument
-from aeenc.trees import HELD_OUT, Dataset, Tree, folds_of, tree_from_record, write_folds
+from aeenc.trees import HELD_OUT, Dataset, Tree, folds_of, tree_from_record, unseen_folds, write_folds
 
 
 def _record(name: str, hypothesis: str, *leaves: str) -> dict[str, str]:
@@ -73,3 +73,26 @@ def test_each_tree_is_held_out_once_and_never_trained_on_beside_it(tmp_path: Pat
         trained = [tree.record["context"] for tree in fold.trees("train")]
         assert len(trained) + len(fold.trees(HELD_OUT)) == len(RECORDS)
     assert sorted(held_out) == sorted(record["context"] for record in RECORDS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_unseen_folds_hold_back_leaves_that_no_other_tree_has(seed: int, tmp_path: Path) -> None:
+    trees = _trees()
+    leaves = [{tree.texts[label] for label in tree.leaves} for tree in trees]
+    for fold in unseen_folds(trees, 2, seed):
+        rest = set[str]().union(*(leaves[at] for at in range(len(trees)) if at not in fold))
+        assert 0 < len(fold) <= 3
+        assert all(leaves[at] - rest for at in fold if at not in (0, 2, 3))
+        assert {0, 2, 3} & set(fold) in (set(), {0, 2, 3}), "trees that share a query stay together"
+    (tmp_path / "out").mkdir()
+    [first, _] = write_folds(_directory(tmp_path / "data"), tmp_path / "out", number=2, seed=seed, unseen=True)
+    data = Dataset.load(first)
+    seen = {premise for query in data.queries("train") for premise in query.gold}
+    assert any(premise not in seen for query in data.queries(HELD_OUT) for premise in query.gold)
+
+
+def test_unseen_folds_that_leave_no_room_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="only in 0 of 6 trees"):
+        unseen_folds(_trees(), 7)
+    with pytest.raises(InvalidArgument, match="2 or more"):
+        unseen_folds(_trees(), 1)

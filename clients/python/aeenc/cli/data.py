@@ -245,6 +245,10 @@ def export_folds(
     split: Split = "train",
     folds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    unseen: Annotated[
+        bool,
+        typer.Option("--unseen", help="Hold back trees with leaves that no other tree has; folds may share trees."),
+    ] = False,
 ) -> None:
     """Writes directories that each hold back other trees of a split as split `held-out`, to tune without leakage.
 
@@ -252,7 +256,9 @@ def export_folds(
     """
     dataset = Dataset.load(data)
     with whole_folder(to) as folder:
-        names = [path.name for path in write_folds(dataset, folder, split=split, number=folds, seed=seed)]
+        names = [
+            path.name for path in write_folds(dataset, folder, split=split, number=folds, seed=seed, unseen=unseen)
+        ]
     paths = {name: str((to / name).resolve()) for name in names}
     out = output_of(context)
     if out.as_json:

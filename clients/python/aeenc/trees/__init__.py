@@ -3,7 +3,7 @@
 from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate, Dataset, GoldQuery, content_id
 from aeenc.trees.drawing import draw, to_dot, to_svg
 from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
-from aeenc.trees.folds import HELD_OUT, folds_of, write_folds
+from aeenc.trees.folds import HELD_OUT, folds_of, unseen_folds, write_folds
 from aeenc.trees.tree import ROOT, Step, Tree
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "to_dot",
     "to_svg",
     "tree_from_record",
+    "unseen_folds",
     "write_folds",
     "write_trees",
 ]

@@ -46,12 +46,44 @@ def folds_of(trees: Sequence[Tree], number: int, seed: int = 0) -> list[list[int
     return [sorted(fold) for fold in folds]
 
 
-def write_folds(dataset: Dataset, to: Path, *, split: str = "train", number: int = 5, seed: int = 0) -> list[Path]:
+def unseen_folds(trees: Sequence[Tree], number: int, seed: int = 0) -> list[list[int]]:
+    """Draws folds of about 1/`number` of the trees each, of which every connected group has a leaf that no tree beside
+    the fold has; lists the places of each fold's trees, ascending.
+
+    Leaves are drawn, and all trees that are connected with one of theirs are held back, as long as there is room. Folds
+    may have trees in common. Raises InvalidArgument for fewer than two, or where no leaf leaves room for training.
+    """
+    import numpy as np
+
+    if number < 2:
+        raise InvalidArgument(f"the number of folds must be 2 or more, got {number}")
+    groups, room = connected(trees), len(trees) // number
+    with_leaf: dict[str, set[int]] = {}
+    for n, group in enumerate(groups):
+        for at in group:
+            for label in trees[at].leaves:
+                with_leaf.setdefault(trees[at].texts[label], set()).add(n)
+    folds = []
+    for draw in range(number):
+        held: set[int] = set()
+        for leaf in np.random.default_rng([seed, draw]).permutation(sorted(with_leaf)).tolist():
+            if sum(len(groups[n]) for n in held | with_leaf[leaf]) <= room:
+                held |= with_leaf[leaf]
+        if not held:
+            raise InvalidArgument(f"no leaf is only in {room} of {len(trees)} trees; ask for fewer folds")
+        folds.append(sorted(at for n in held for at in groups[n]))
+    return folds
+
+
+def write_folds(
+    dataset: Dataset, to: Path, *, split: str = "train", number: int = 5, seed: int = 0, unseen: bool = False
+) -> list[Path]:
     """Writes a directory in EntailmentBank's layout for each fold of a split; returns them in order.
 
-    `to` must exist. In each, the split has the trees of the other folds, and split `held-out` those of the fold.
+    `to` must exist. In each, the split has the trees of the other folds, and split `held-out` those of the fold, which
+    are `unseen_folds` if asked for.
     """
-    folds = folds_of(dataset.trees(split), number, seed)
+    folds = (unseen_folds if unseen else folds_of)(dataset.trees(split), number, seed)
     written = [to / f"fold-{n}" for n in range(number)]
     for directory, fold in zip(written, folds, strict=True):
         held_out = {_name(dataset.trees(split)[at]) for at in fold}
