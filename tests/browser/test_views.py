@@ -305,6 +305,10 @@ async def test_who_comes_back_late_gets_the_same_task_or_hears_that_it_is_gone(b
                 await eventually(by_bob)
             await page.goto(f"{at.url}/#annotate")
             await shown(page, "hypothesis 1" if taken else "hypothesis 0")
+            if not taken:
+                await page.locator('.tick[aria-pressed="true"]').wait_for()
+                await page.locator(".gutter.seen").first.wait_for()
+                assert await page.get_by_text("Your time for").count() == 0, "it is the same task"
         await page.get_by_text("Your time for “hypothesis 0” has ended").wait_for()
 
 
