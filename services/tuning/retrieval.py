@@ -333,7 +333,8 @@ def command(
     if not pretrained:
         out.note(
             "kept for the next call: the jobs, checkpoints and corpora of the folds. `aeenc jobs` lists the jobs with "
-            "their versions; `aeenc jobs delete JOB` and `aeenc checkpoints delete VERSION` remove these two"
+            "their versions; `aeenc jobs delete JOB`, `aeenc checkpoints delete VERSION` and "
+            "`aeenc corpus delete NAME` remove them"
         )
 
 
