@@ -51,6 +51,7 @@ async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -
         assert await person.count() == 0, "the people of the other run"
         await chosen.select_option(first)
         await dispute.wait_for()
+        await page.wait_for_timeout(1000)  # until nothing reads the disputes again, which would hide it
         async with page.expect_response(f"**/api/runs/{second}/tasks?state=conflict"):
             free.set()
         await page.wait_for_timeout(300)
