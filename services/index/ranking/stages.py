@@ -4,11 +4,12 @@
                  ▲                                 │      (each only where the query asks for it)
                  └───── feedback of the first ─────┘
 
-Their order is in `Stages.of`, that of a first ranking in `Stages._first`: one more is a method, and its place there.
-The last stage of a first ranking cuts it to its length; those before it keep POOL. Later stages score the best POOL
-premises of each first ranking, whatever k is up to there, so that a longer list starts with the shorter one. Every
-stage breaks ties by ordinal (SearchHits.best). What computes for the stages (vectors, words, encoder, cross-encoder,
-threads) is given to them: in the index for many callers at once, in `services.local` and tuning for one.
+Their order is in `Stages.of`, that of a first ranking in `Stages._first`: one more is a method, and a line there.
+The last stage of a first ranking is given its k; those before it keep POOL, whatever k is up to there, so that a longer
+list starts with the shorter one. Every stage breaks ties by ordinal (SearchHits.best). What computes for the stages
+(vectors, words, encoder, cross-encoder, threads) is given to them: in the index for many callers at once, in
+`services.local` and tuning for one. `Retrieval` finds their generation and its prior, and checks what is asked; a label
+names the query encoder in the space of the generation, so that a corpus of another space needs no other call.
 """
 
 from __future__ import annotations
@@ -229,19 +230,15 @@ class Stages:
         return stages
 
     def _first(self, query: TextQuery, k: int) -> list[Stage]:
-        """The stages of a first ranking of k: by vectors, by words, or by both; then by the prior."""
-        pool = max(POOL, k)
-        depth = pool if query.prior else k
+        """The stages of a first ranking of k, the last of which cuts it: by vectors, words or both; by the prior."""
+        ranking: list[Callable[..., Awaitable[list[SearchHits]]]] = [
+            self._by_words if query.mode in WITHOUT_ENCODER else self._nearest
+        ]
         if query.mode == "HYBRID":
-            stages: list[Stage] = [
-                partial(self._nearest, k=pool),
-                partial(self._fuse_with_words, pool=pool, k=depth),
-            ]
-        else:
-            stages = [partial(self._by_words if query.mode in WITHOUT_ENCODER else self._nearest, k=depth)]
+            ranking.append(self._fuse_with_words)
         if query.prior:
-            stages.append(partial(self._with_prior, k=k))
-        return stages
+            ranking.append(self._with_prior)
+        return [*(partial(stage, k=max(POOL, k)) for stage in ranking[:-1]), partial(ranking[-1], k=k)]
 
     async def _encode(self, call: Call, _hits: list[SearchHits]) -> list[SearchHits]:
         """Encodes each text with its accepted premises and subtracts what those explain."""
@@ -291,7 +288,7 @@ class Stages:
 
         return await self._in_executor(call, work)
 
-    async def _fuse_with_words(self, call: Call, hits: list[SearchHits], *, pool: int, k: int) -> list[SearchHits]:
+    async def _fuse_with_words(self, call: Call, hits: list[SearchHits], *, k: int) -> list[SearchHits]:
         """Combines the best by vectors with the pool of the best by words."""
         lexical, query = call.lexical, call.query
 
@@ -299,7 +296,7 @@ class Stages:
             found = call.words.get(row)
             if found is None:
                 scores = lexical.scores(call.terms(row))
-                found = scores, best(scores, pool, call.allowed(row))
+                found = scores, best(scores, max(POOL, k), call.allowed(row))
                 if call.keeps_words:
                     call.words[row] = found
             scores, by_words = found
