@@ -101,10 +101,10 @@ class IndexAdminServicer(index_pb2_grpc.IndexAdminServiceServicer):
     async def ListGenerations(
         self, request: index_pb2.ListGenerationsRequest, _context: Any
     ) -> index_pb2.ListGenerationsResponse:
-        page, token = await self._listing.generations(
+        page, token, held_by = await self._listing.generations(
             request.corpus, page_size=request.page_size, token=request.page_token
         )
-        active_id, held_by = self._catalogue.active_id(request.corpus), await self._catalogue.holds.of(request.corpus)
+        active_id = self._catalogue.active_id(request.corpus)
         return index_pb2.ListGenerationsResponse(
             generations=[
                 convert.to_generation(one, active=one.id == active_id, held_by=held_by.get(one.id, ())) for one in page

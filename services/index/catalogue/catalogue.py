@@ -30,7 +30,7 @@ from services.corpus.active import (
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.moves import Move, MoveRequest, made_before
 from services.index.catalogue.following import FailedOpening, Look, Looks, problem_of, unreadable
-from services.index.catalogue.holds import Holds, check_unheld
+from services.index.catalogue.holds import HoldersOf, Holds, check_unheld
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.served import (
     Explanations,
@@ -192,10 +192,10 @@ class Catalogue:
             await self.report()
         return await self._replicas.reached(corpus, move.number)
 
-    async def generations(self, corpus: str) -> list[Artifact]:
-        """Lists the generations of a corpus, in no order. Raises NotFound for an unknown corpus."""
+    async def generations(self, corpus: str) -> tuple[list[Artifact], HoldersOf]:
+        """Lists the generations of a corpus, in no order, and who holds them. Raises NotFound for an unknown corpus."""
         await self.check_known(corpus)
-        return await asyncio.to_thread(self._list, corpus)
+        return await asyncio.to_thread(lambda: (self._list(corpus), self.holds.read(corpus)))
 
     async def delete(
         self, corpus: str, generation_id: str, *, despite: Collection[str] = (), request_id: str = ""

@@ -57,12 +57,8 @@ class Holds:
         self._store.path(folder_of(corpus), generation_id)  # refuses what is no id
         await asyncio.to_thread(self._store.documents.remove, self._key(corpus, generation_id, holder))
 
-    async def of(self, corpus: str) -> HoldersOf:
-        """Returns the holders of each generation that is held."""
-        return await asyncio.to_thread(self.read, corpus)
-
     def read(self, corpus: str) -> HoldersOf:
-        """Does what `of` does. It blocks."""
+        """Returns the holders of each generation that is held. It blocks."""
         found: HoldersOf = {}
         for name in self._store.documents.names(f"{folder_of(corpus)}/{FOLDER}"):
             generation_id, _, holder = name.partition(".")

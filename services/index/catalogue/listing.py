@@ -13,6 +13,7 @@ from typing import NoReturn
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.index.catalogue.catalogue import Catalogue
+from services.index.catalogue.holds import HoldersOf
 from services.index.catalogue.served import ServedGeneration
 from services.kit.convert import page_newest_first
 from services.kit.limits import Limits, check_count
@@ -57,10 +58,14 @@ class Listing:
         served = await self._catalogue.resolve(corpus, generation)
         return await asyncio.to_thread(served.find_all, ids, self._limits.message_bytes), served.id
 
-    async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str]:
-        """Returns a page of generations, newest first, and the next token. Raises InvalidArgument, NotFound."""
-        found = await self._catalogue.generations(corpus)
-        return page_newest_first(found, lambda one: (one.created_at, one.id), self._page_size(page_size), token)
+    async def generations(self, corpus: str, *, page_size: int, token: str) -> tuple[list[Artifact], str, HoldersOf]:
+        """Returns a page of generations, newest first, the next token, and who holds which.
+
+        Raises InvalidArgument, NotFound.
+        """
+        found, held_by = await self._catalogue.generations(corpus)
+        size = self._page_size(page_size)
+        return *page_newest_first(found, lambda one: (one.created_at, one.id), size, token), held_by
 
     def corpora(self, *, page_size: int, token: str) -> tuple[list[tuple[str, ServedGeneration | None]], str]:
         """Returns a page of corpora by name, with their active generations, and the next token.

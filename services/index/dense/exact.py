@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import faiss
 import numpy as np
@@ -205,14 +205,6 @@ class Proposal:
         return possible
 
 
-class Proposer(Protocol):
-    """Proposes candidates."""
-
-    def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
-        """Proposes `width` rows for each query (n, dim), fewer than are `allowed` (rows,)."""
-        ...
-
-
 class FaissProposer:
     """Proposes by FAISS over `vectors` (rows, dim), float32 or float16, without copying them."""
 
@@ -314,6 +306,9 @@ class Int8Proposer:
             scores, ordinals = (np.take_along_axis(of, best, axis=1) for of in (scores, ordinals))
         error, length = (found[0][name][:, 0].astype(np.float64) for name in ("query_error", "length"))
         return Proposal(ordinals, scores, error * self._by_error + length * self._by_length)
+
+
+Proposer = FaissProposer | Int8Proposer
 
 
 def _best_of(

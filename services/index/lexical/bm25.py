@@ -137,9 +137,8 @@ class LexicalIndex:
         with damage_is_data_loss(f"{artifact.path}: the lexical index", "build again"):
             vocabulary = Vocabulary(artifact.file(WORDS))
             tables = Tables(*(map_array(artifact.file(name)) for name in ARRAYS))
-            is_whole = tables.fit(len(vocabulary), rows)
-        if not is_whole:
-            raise errors.DataLoss(f"{artifact.path}: the lexical index does not fit its premises; build again")
+            if not tables.fit(len(vocabulary), rows):
+                raise ValueError("it does not fit its premises")
         return cls(vocabulary, tables, settings)
 
     def terms(self, text: str, accepted: Sequence[str] = ()) -> Terms:
