@@ -153,7 +153,7 @@ def records_of(store: ArtifactStore, corpus: str) -> Records:
     records = Records(store.documents, f"{folder_of(corpus)}/{MOVES}")
     if not store.url:
         return records
-    # of this bucket alone: the directory may have been a store itself, or the cache of another bucket
+    # The copies' name has the bucket: the directory may have been a store without one, or the cache of another one.
     copies = f"{records.prefix}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}"
     return CopiedRecords(records, Records(Documents(store.root), copies))
 

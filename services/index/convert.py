@@ -16,17 +16,17 @@ from services.corpus.generation import PremiseRecord
 from services.index.catalogue.served import EXPLANATIONS_BYTES, ServedGeneration
 from services.index.ranking.stages import RetrievalResult
 from services.index.values import (
-    DEFAULT_EFFORT,
+    DEFAULT_PARAMS,
     LEXICAL_WEIGHT,
     BuildProgress,
     BuildSpec,
-    Effort,
     Explanation,
+    FoldingRule,
     FusionMethod,
     Mode,
     ReplicaState,
-    Sameness,
     Scope,
+    SearchParams,
     TextQuery,
     Timings,
     VectorQuery,
@@ -35,7 +35,7 @@ from services.kit.convert import PRECISIONS, bounded, decode_enum, opened_by, to
 from services.kit.limits import AnswerRoom, Limits, check_texts
 from services.store.artifacts import Artifact
 
-_SAMENESS: dict[int, Sameness] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
+_FOLDING_RULES: dict[int, FoldingRule] = {index_pb2.FOLDING_EXACT: "EXACT", index_pb2.FOLDING_NORMALIZED: "NORMALIZED"}
 _MODES: dict[int, Mode] = {
     index_pb2.RETRIEVE_MODE_DENSE: "DENSE",
     index_pb2.RETRIEVE_MODE_LEXICAL: "LEXICAL",
@@ -150,7 +150,7 @@ def to_build_spec(header: index_pb2.BuildHeader, *, timeout_s: float | None) -> 
         resume_from=header.resume_from,
         space_id=header.space_id,
         timeout_s=timeout_s,
-        sameness=decode_enum(_SAMENESS, header.folding, "header.folding", "EXACT"),
+        folding=decode_enum(_FOLDING_RULES, header.folding, "header.folding", "EXACT"),
     )
 
 
@@ -212,15 +212,17 @@ def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Sc
 
 def to_vector_query(request: index_pb2.SearchRequest) -> VectorQuery:
     """Converts a Search call."""
-    return VectorQuery(vectors.from_proto(request.vectors), request.space_id, to_scope(request), to_effort(request))
+    return VectorQuery(
+        vectors.from_proto(request.vectors), request.space_id, to_scope(request), to_search_params(request)
+    )
 
 
-def to_effort(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Effort:
+def to_search_params(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> SearchParams:
     """Converts how hard an approximate engine tries."""
     if not request.HasField("params"):
-        return DEFAULT_EFFORT
+        return DEFAULT_PARAMS
     params = request.params
-    return Effort(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
+    return SearchParams(nprobe=params.nprobe, ef_search=params.ef_search, exact=params.exact)
 
 
 def to_text_query(request: index_pb2.RetrieveRequest, request_id: str = "") -> TextQuery:
@@ -246,7 +248,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, request_id: str = "") -> T
         precision=decode_enum(PRECISIONS, request.precision, "precision", None),
         routing_key=request.routing_key,
         request_id=request_id,
-        effort=to_effort(request),
+        params=to_search_params(request),
     )
 
 

@@ -66,7 +66,7 @@ class SearchHits:
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchParams:
     """How hard an approximate engine tries: the lists IVF visits, the breadth of HNSW; 0 takes what its build measured.
 
     `exact` searches exactly, whatever the engine. Exact engines ignore the rest.
@@ -77,7 +77,7 @@ class Effort:
     exact: bool = False
 
 
-DEFAULT_EFFORT = Effort()
+DEFAULT_PARAMS = SearchParams()
 
 FusionMethod = Literal["min_max", "reciprocal_rank"]
 LEXICAL_WEIGHT = 0.2
@@ -160,7 +160,7 @@ class VectorQuery:
     vectors: NDArray[np.float32]
     space_id: str
     scope: Scope
-    effort: Effort = DEFAULT_EFFORT
+    params: SearchParams = DEFAULT_PARAMS
 
     def check(self, limits: Limits) -> None:
         """Refuses no vectors, too many, or a scope beyond the limits."""
@@ -208,7 +208,7 @@ class TextQuery:
     lexical_weight: float = LEXICAL_WEIGHT
     fusion: FusionMethod = "min_max"
     features: Mapping[str, float] = field(default_factory=dict)
-    effort: Effort = DEFAULT_EFFORT
+    params: SearchParams = DEFAULT_PARAMS
     precision: Precision | None = None
     routing_key: str = ""
     request_id: str = ""
@@ -383,7 +383,7 @@ class BuildOptions:
     request_keep_s: float = 7 * 24 * 3600.0
 
 
-Sameness = Literal["EXACT", "NORMALIZED"]
+FoldingRule = Literal["EXACT", "NORMALIZED"]
 BuildStage = Literal["RECEIVING", "INDEXING"]
 AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 
@@ -398,7 +398,7 @@ class BuildSpec:
     delete_ids: tuple[str, ...] = ()
     activate: bool = False
     resume_from: int = 0
-    sameness: Sameness = "EXACT"
+    folding: FoldingRule = "EXACT"
     space_id: str = ""
     timeout_s: float | None = None
 
@@ -408,7 +408,7 @@ class BuildSpec:
         return {
             "base_generation": self.base_generation,
             "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
-            "sameness": self.sameness,
+            "folding": self.folding,
             "space_id": self.space_id,
         }
 

@@ -185,7 +185,7 @@ class Builder:
             await asyncio.to_thread(self._store.sweep, folder_of(spec.corpus))
         await self.sweep(spec.corpus)
         base = await self._base(spec)
-        folding = Folding(self._limits, spec.sameness)
+        folding = Folding(self._limits, spec.folding)
         if base is not None:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None

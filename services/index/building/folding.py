@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from aeenc import errors
 from services.corpus.generation import PremiseRecord
 from services.corpus.sameness import same_key
-from services.index.values import Sameness
+from services.index.values import FoldingRule
 from services.kit.limits import Limits
 
 ID_BYTES = 256
@@ -42,14 +42,14 @@ class Draft:
 class Folding:
     """Collects the premises of one build. A premise with the text of an earlier one becomes an alias of that one.
 
-    Premises of a base generation stay as they are, whatever `sameness` says.
+    Premises of a base generation stay as they are, whatever `rule` says.
     """
 
-    def __init__(self, limits: Limits, sameness: Sameness = "EXACT") -> None:
+    def __init__(self, limits: Limits, rule: FoldingRule = "EXACT") -> None:
         self.drafts: list[Draft] = []
         self.received = 0
         self._limits = limits
-        self._is_normalized = sameness == "NORMALIZED"
+        self._is_normalized = rule == "NORMALIZED"
         self._by_text: dict[str, Draft] = {}
         self._ids: set[str] = set()
         self._base_texts: dict[str, int] = {}

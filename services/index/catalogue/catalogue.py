@@ -29,7 +29,7 @@ from services.corpus.active import (
 )
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.moves import Move, MoveRequest, made_before
-from services.index.catalogue.following import FailedOpening, Look, Looks, problem_of, unreadable
+from services.index.catalogue.following import CorpusState, FailedOpening, StoreWatch, problem_of, unreadable
 from services.index.catalogue.holds import HoldersOf, Holds, check_unheld
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.served import (
@@ -77,7 +77,7 @@ class Catalogue:
     ) -> None:
         self._store, self._batcher, self._replicas, self._open_remote = store, batcher, replicas, open_remote
         self.open, self.holds = opened, Holds(store)
-        self.explanations, self._looks = Explanations(store), Looks(store)
+        self.explanations, self._watch = Explanations(store), StoreWatch(store)
         self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
         self._damaged: dict[str, errors.AeencError] = {}
         self._failed: dict[str, FailedOpening] = {}
@@ -93,7 +93,7 @@ class Catalogue:
             await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
         for corpus in await asyncio.to_thread(corpora_of, self._store):
             try:
-                await asyncio.to_thread(self._looks.sweep, corpus)
+                await asyncio.to_thread(self._watch.sweep, corpus)
             except OSError as error:  # the disk cannot read it, or we may not
                 self._set_damaged(corpus, unreadable(error))
             else:
@@ -108,9 +108,9 @@ class Catalogue:
         Each corpus is followed by itself: one that takes longer than `patience_s` goes on, and holds up no other.
         """
         unsettled = {*self._damaged, *self._failed, *self._following}
-        seen: dict[str, Look | None] = {}
+        seen: dict[str, CorpusState | None] = {}
         with suppress(*([] if self._corpora else [FileNotFoundError])):  # there may be none yet
-            seen = await asyncio.to_thread(self._looks.changed, self.open.active, unsettled)
+            seen = await asyncio.to_thread(self._watch.changed, self.open.active, unsettled)
         tasks = [self._start_to_follow(corpus, look) for corpus, look in seen.items() if corpus not in self._following]
         if tasks:
             await asyncio.wait(tasks, timeout=patience_s)
@@ -320,7 +320,7 @@ class Catalogue:
             self._advance(corpus, move.number)
         return move
 
-    def _start_to_follow(self, corpus: str, seen: Look | None = None) -> asyncio.Task[None]:
+    def _start_to_follow(self, corpus: str, seen: CorpusState | None = None) -> asyncio.Task[None]:
         task = self._following[corpus] = asyncio.create_task(self._follow(corpus, seen))
         task.add_done_callback(lambda _: self._following.pop(corpus, None))
         return task
@@ -336,7 +336,7 @@ class Catalogue:
                 return
         await asyncio.shield(self._start_to_follow(corpus))
 
-    async def _follow(self, corpus: str, seen: Look | None = None, *, is_new: bool = False) -> None:
+    async def _follow(self, corpus: str, seen: CorpusState | None = None, *, is_new: bool = False) -> None:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
 
         A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
@@ -344,7 +344,7 @@ class Catalogue:
         """
         try:
             if seen is None:
-                seen = await asyncio.to_thread(self._looks.at, corpus, self.open.active.get(corpus))
+                seen = await asyncio.to_thread(self._watch.at, corpus, self.open.active.get(corpus))
             self._keep_known(corpus, seen.ids)
             if not seen.ids and not seen.move.number:
                 return  # nobody knows it
@@ -352,7 +352,7 @@ class Catalogue:
             self._keep_known(corpus, seen.ids)  # again: it may serve no more
             self._advance(corpus, seen.move.number)
             if seen.has_deleted:
-                await asyncio.to_thread(self._looks.sweep, corpus)
+                await asyncio.to_thread(self._watch.sweep, corpus)
         except Exception as error:  # whatever it is, other corpora go on
             problem = problem_of(corpus, error)
             if corpus not in self._damaged or self._damaged[corpus].message != problem.message:
@@ -369,7 +369,7 @@ class Catalogue:
         elif corpus not in self.open.active:
             self._corpora.discard(corpus)
 
-    async def _serve(self, corpus: str, look: Look, *, is_checked: bool) -> None:
+    async def _serve(self, corpus: str, look: CorpusState, *, is_checked: bool) -> None:
         """Opens and warms what is active beside what serves, then swaps, also if what serves was replaced."""
         move, serving = look.move, self.open.active.get(corpus)
         is_same = serving is not None and serving.id == move.generation and not look.is_replaced

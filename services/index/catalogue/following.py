@@ -33,8 +33,8 @@ Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Look:
-    """A corpus as the store has it now: its latest move, and the generations at that move or later.
+class CorpusState:
+    """What the store has of a corpus: its latest move, and the ids of its generations, read after the move.
 
     `has_deleted`: deleted generations still lie there (looked up only now and then). `is_replaced`: the generation that
     serves was replaced by the same content.
@@ -56,7 +56,7 @@ class FailedOpening:
     again_at: float  # by time.monotonic()
 
 
-class Looks:
+class StoreWatch:
     """Looks at the corpora of a store, and knows which have not changed. It blocks."""
 
     def __init__(self, store: ArtifactStore) -> None:
@@ -65,22 +65,23 @@ class Looks:
         self._unchanged: dict[str, tuple[Stamp, float]] = {}  # since when, by time.monotonic()
         self._settled: dict[str, Stamp] = {}
 
-    def at(self, corpus: str, serving: ServedGeneration | None) -> Look:
+    def at(self, corpus: str, serving: ServedGeneration | None) -> CorpusState:
         """Looks at one corpus. Raises DataLoss, NewerFormat, Unavailable or OSError where nobody can."""
         folder = folder_of(corpus)
         move = latest_move(self._store, corpus)
         ids = self._store.list(folder)  # after the move: without what it has deleted
         is_replaced = serving is not None and serving.id in ids and not serving.stands
-        return Look(move, ids, self._is_due(corpus) and self._store.has_deleted(folder), is_replaced)
+        return CorpusState(move, ids, self._is_due(corpus) and self._store.has_deleted(folder), is_replaced)
 
-    def changed(self, active: Mapping[str, ServedGeneration], unsettled: Collection[str]) -> dict[str, Look | None]:
-        """Looks at all corpora that may have changed since they were followed; None: to look again says why not.
+    def changed(
+        self, active: Mapping[str, ServedGeneration], unsettled: Collection[str]
+    ) -> dict[str, CorpusState | None]:
+        """Looks at all corpora that may have changed since they were followed, those `unsettled` among them.
 
-        Those `unsettled` may have changed.
-
-        Raises FileNotFoundError when there is none.
+        None stands for one that nobody can look at now; another look says why. Raises FileNotFoundError when there is
+        no corpus.
         """
-        found = dict[str, Look | None]()
+        found = dict[str, CorpusState | None]()
         corpora = corpora_of(self._store)
         for corpus in corpora:
             stamp, serving = self._stamp(corpus), active.get(corpus)

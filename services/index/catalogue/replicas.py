@@ -5,8 +5,8 @@
 The records lie in the directory, or where the store has a bucket, there. Each replica replaces its own record, when it
 has news and ten times a lease, and reads the others'. A replica is alive for whoever has seen its beat change within
 `lease_s` on their own clock; clocks of two hosts are never compared. A process of this directory that has died is found
-out at once: the kernel takes its lock away, replicas/<name>.lock. What cannot be read does no harm: what is active is
-the moves' to say, this only tells who has followed.
+out at once: the kernel takes its lock away, replicas/<name>.lock. A record that cannot be read is passed over: the
+moves say what is active, these records only who has followed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from services.index.dense.exact import (
     rounding_bound,
     selector_of,
 )
-from services.index.values import DEFAULT_EFFORT, REMOTE_ENGINES, Effort, Engine, SearchHits, Selection
+from services.index.values import DEFAULT_PARAMS, REMOTE_ENGINES, Engine, SearchHits, SearchParams, Selection
 from services.store.files import sha256_of
 
 INDEX_FILE = "index.faiss"
@@ -126,17 +126,17 @@ class ApproximateIndex:
         queries: NDArray[np.float32],
         k: int,
         allowed: NDArray[np.bool_] | None = None,
-        effort: Effort = DEFAULT_EFFORT,
+        params: SearchParams = DEFAULT_PARAMS,
     ) -> list[SearchHits]:
         """Finds k near rows of each query (n, dim), not always the nearest; fewer if fewer are `allowed` (rows,).
 
-        Raises InvalidArgument for an effort that the engine does not know.
+        Raises InvalidArgument for parameters that the engine does not know.
         """
         available = self.rows if allowed is None else int(np.count_nonzero(allowed))
-        self._check(effort)
+        self._check(params)
         if available <= max(k, SCAN_ROWS if allowed is not None else 0):
             return self.flat.nearest(queries, k, allowed)
-        asked = (effort.nprobe if self.plan.lists else effort.ef_search) or self.plan.breadth
+        asked = (params.nprobe if self.plan.lists else params.ef_search) or self.plan.breadth
         # The fewer rows are allowed, the farther apart they lie, but the fewer compete (docs/experiments/retrieval.md).
         breadth = min(int(asked * (self.rows / available) ** 0.5), self._widest)
         selector = selector_of(allowed)
@@ -156,15 +156,15 @@ class ApproximateIndex:
             breadth = min(breadth * 4, self._widest)
         return [results[row] for row in range(len(queries))]
 
-    def _check(self, effort: Effort) -> None:
+    def _check(self, params: SearchParams) -> None:
         known, unknown = ("nprobe", "ef_search") if self.plan.lists else ("ef_search", "nprobe")
-        if getattr(effort, unknown):
+        if getattr(params, unknown):
             raise errors.InvalidArgument.field(
                 f"params.{unknown}", f"means nothing to the engine {self.plan.engine}; set {known}, exact, or neither"
             )
-        if effort.ef_search > WIDEST_SEARCH:
+        if params.ef_search > WIDEST_SEARCH:
             raise errors.InvalidArgument.field(
-                "params.ef_search", f"must be at most {WIDEST_SEARCH:,}, got {effort.ef_search:,}; or set exact"
+                "params.ef_search", f"must be at most {WIDEST_SEARCH:,}, got {params.ef_search:,}; or set exact"
             )
 
     def steps(
@@ -172,14 +172,14 @@ class ApproximateIndex:
         queries: NDArray[np.float32],
         k: int,
         allowed: NDArray[np.bool_] | None = None,
-        effort: Effort = DEFAULT_EFFORT,
+        params: SearchParams = DEFAULT_PARAMS,
     ) -> Iterator[list[SearchHits] | None]:
         """Yields what `nearest` finds; an exact search goes slice by slice and yields None after each but the last."""
-        if effort.exact:
+        if params.exact:
             at_once = min(SLICE_ROWS, max(SLICE_PRODUCTS // len(queries), 1))
             yield from self.flat.scan(queries, k, allowed, at_once)
         else:
-            yield self.nearest(queries, k, allowed, effort)
+            yield self.nearest(queries, k, allowed, params)
 
 
 class RemoteProposer(Protocol):
@@ -213,13 +213,13 @@ class RemoteIndex:
         self._flat, self._proposer = flat, proposer
 
     def steps(
-        self, queries: NDArray[np.float32], k: int, selection: Selection, effort: Effort = DEFAULT_EFFORT
+        self, queries: NDArray[np.float32], k: int, selection: Selection, params: SearchParams = DEFAULT_PARAMS
     ) -> Iterator[list[SearchHits] | None]:
         """Yields None after each question but the last, then the k nearest selected rows of each query (n, dim).
 
         Raises Unimplemented for an exact search where the system is approximate.
         """
-        if effort.exact and not self.exact:
+        if params.exact and not self.exact:
             raise errors.Unimplemented(
                 "params.exact is not in the engine milvus-hnsw, which is approximate; use ef_search, or build the "
                 "corpus with AEENC_INDEX_MILVUS_ENGINE=flat"
@@ -227,7 +227,7 @@ class RemoteIndex:
         results: dict[int, SearchHits] = {}
         pending, width = np.arange(len(queries)), min(k + SLACK, self._proposer.most)
         while True:
-            proposed = self._proposer.propose(queries[pending], width, selection, effort.ef_search)
+            proposed = self._proposer.propose(queries[pending], width, selection, params.ef_search)
             for row, (ordinals, products) in zip(pending.tolist(), proposed, strict=True):
                 hits = self._scored(queries[row], ordinals, products, k, width)
                 if hits.exact or not self.exact or width == self._proposer.most:

@@ -30,11 +30,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from aeenc import errors
 from services.index.dense.approximate import RemoteIndex, SearchIndex
 from services.index.dense.exact import COARSE_UP_TO
-from services.index.values import DEFAULT_EFFORT, Effort, QueueLimit, SearchHits, Selection, Timings
+from services.index.values import DEFAULT_PARAMS, QueueLimit, SearchHits, SearchParams, Selection, Timings
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
 MULTIPLIED_ROWS = 64_000_000  # rows times queries of a batch of an exact engine: a second or less at 384 dimensions
-EXCLUDED_AFTERWARDS = 64  # premises: so few cost less as further hits than as a mask, and then nobody scans alone
+EXCLUDED_AFTERWARDS = 64  # premises: so few are found and then left out; a mask would cost more, and a scan of its own
 CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
 
 
@@ -52,7 +52,7 @@ class _PendingSearch:
     queries: NDArray[np.float32]
     k: int
     selection: Selection
-    effort: Effort
+    params: SearchParams
     excluded: frozenset[int]  # left out of the k hits afterwards
     deadline: float | None
     answer: asyncio.Future[list[SearchHits]]
@@ -66,14 +66,14 @@ class _PendingSearch:
         return hits.without(self.excluded, self.k - len(self.excluded))
 
     def shares_scan_with(self, other: _PendingSearch) -> bool:
-        """Whether one scan can serve both: same rows, selection and effort, k of the same magnitude.
+        """Whether one scan can serve both: same rows, selection and parameters, k of the same magnitude.
 
         What an approximate engine overlooks depends on k and must not depend on other callers: there k must be equal.
         """
         if self.served is not other.served or not _same(self.selection, other.selection):
             return False
         has_like_k = self.k == other.k or (self.served.index.exact and self.k.bit_length() == other.k.bit_length())
-        return has_like_k and _same(self.effort, other.effort)
+        return has_like_k and _same(self.params, other.params)
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ def _steps_of(parts: Sequence[tuple[_PendingSearch, int]]) -> Iterator[list[Sear
     assert not isinstance(first.served.index, RemoteIndex)
     queries = np.concatenate([one.queries[len(one.hits) : len(one.hits) + count] for one, count in parts])
     allowed = first.served.allowed(first.selection)
-    yield from first.served.index.steps(queries, max(one.k for one, _ in parts), allowed, first.effort)
+    yield from first.served.index.steps(queries, max(one.k for one, _ in parts), allowed, first.params)
 
 
 def apart(selection: Selection, k: int) -> tuple[Selection, frozenset[int]]:
@@ -167,7 +167,7 @@ class SearchBatcher:
         queries: NDArray[np.float32],
         k: int,
         selection: Selection,
-        effort: Effort = DEFAULT_EFFORT,
+        params: SearchParams = DEFAULT_PARAMS,
         deadline_s: float | None = None,
         timings: Timings | None = None,
         *,
@@ -183,7 +183,7 @@ class SearchBatcher:
         selection, excluded = apart(selection, k)
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         answer: asyncio.Future[list[SearchHits]] = asyncio.get_running_loop().create_future()
-        search = _PendingSearch(served, queries, k + len(excluded), selection, effort, excluded, deadline, answer)
+        search = _PendingSearch(served, queries, k + len(excluded), selection, params, excluded, deadline, answer)
         if isinstance(served.index, RemoteIndex):
             hits = await self._ask(served.index, search, deadline_s, is_check=is_check)
         else:
@@ -209,7 +209,7 @@ class SearchBatcher:
 
         def work() -> list[SearchHits]:
             search.started_at = time.perf_counter()
-            for hits in index.steps(search.queries, search.k, search.selection, search.effort):
+            for hits in index.steps(search.queries, search.k, search.selection, search.params):
                 if hits is not None:
                     return [search.kept(found) for found in hits]
                 if has_left.is_set():

@@ -28,7 +28,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from services.corpus.arrays import exact_scores, norms_of
-from services.index.values import DEFAULT_EFFORT, Effort, SearchHits
+from services.index.values import DEFAULT_PARAMS, SearchHits, SearchParams
 
 SCAN_ROWS = 20_000  # allowed rows; a scan of fewer alone is as fast as any index
 SLACK = 32  # candidates beyond k in the first attempt
@@ -103,7 +103,7 @@ class FlatIndex:
         queries: NDArray[np.float32],
         k: int,
         allowed: NDArray[np.bool_] | None = None,
-        effort: Effort = DEFAULT_EFFORT,  # noqa: ARG002 -- always exact
+        params: SearchParams = DEFAULT_PARAMS,  # noqa: ARG002 -- always exact
     ) -> Iterator[list[SearchHits] | None]:
         """Yields what `nearest` finds, in one step."""
         yield self.nearest(queries, k, allowed)
@@ -196,8 +196,8 @@ class Proposal:
     def possible(self, wanted: int) -> NDArray[np.bool_]:
         """Which candidates (n, width) can be among the best `wanted`, for each query: these and no others.
 
-        So many score at least as the last of them, less its error. What cannot reach that, rounded as scores are, is
-        out of the list, whatever its ordinal.
+        The candidate at place `wanted` scores at least its proposed score less the error. A candidate whose highest
+        possible score, rounded to float32 as scores are, is below that cannot be in the list, whatever its ordinal.
         """
         least = (self.scores[:, wanted - 1] - self.error).astype(np.float32)
         most = (self.scores + self.error[:, None]).astype(np.float32)

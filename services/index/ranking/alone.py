@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.approximate import RemoteIndex
 from services.index.dense.batcher import BATCH_QUERIES, apart
-from services.index.values import Effort, SearchHits, Selection, Timings
+from services.index.values import SearchHits, SearchParams, Selection, Timings
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ async def search(
     queries: NDArray[np.float32],
     k: int,
     selection: Selection,
-    effort: Effort,
+    params: SearchParams,
     _deadline_s: float | None,  # nobody waits behind this call
     timings: Timings,
 ) -> list[SearchHits]:
@@ -33,7 +33,7 @@ async def search(
     allowed = served.allowed(selection)
     for start in range(0, len(queries), BATCH_QUERIES):
         part = queries[start : start + BATCH_QUERIES]
-        for hits in served.index.steps(part, k + len(excluded), allowed, effort):
+        for hits in served.index.steps(part, k + len(excluded), allowed, params):
             found += [one.without(excluded, k) for one in hits or ()]
     timings.add(0.0, time.perf_counter() - started)
     return found

@@ -4,9 +4,10 @@ Weighted min-max scores are the default fusion. Reciprocal ranks (Cormack et al.
 which costs quality here (docs/evaluation.md).
 
 The premises of an explanation fit together: what one explains of the query, no other has to, and told one of them, BM25
-finds the others twice as well. Nobody tells, and the first premise is often wrong; so each of the first PARTNERS is
-taken for right with a probability by its score, and a premise gets the mean of its scores given each of the others. The
-weighted sum of all features orders the first DEPTH premises anew. Weights are found by `aeenc tune-retrieval`.
+finds the others twice as well. A query does not say which one is right, and the first one is often wrong. So each of
+the first PARTNERS counts as right with a probability by its score, and a premise gets its mean score given each of the
+others. The weighted sum of all features orders the first DEPTH premises anew. Weights are found by `aeenc
+tune-retrieval`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PARTNERS = 20
 TEMPERATURE = 0.08  # of the partners' probabilities; their scores lie within 0 and 1
 NOT_FOUND = 3 * DEPTH  # the rank of what iterative BM25 does not have among its first DEPTH
 NEAREST = 40  # hypotheses that count for the prior
-Near = Sequence[tuple[int, np.float32]]  # hypotheses, nearest first, each with its similarity
+NearHypotheses = Sequence[tuple[int, np.float32]]  # hypotheses, nearest first, each with its similarity
 
 
 def fuse(
@@ -146,17 +147,17 @@ class Prior:
             by_text.setdefault(_folded(each.text), []).append(n)
         return cls(explained, LexicalIndex.of([each.text for each in explanations]), by_text)
 
-    def nearest(self, text: str) -> Near:
+    def nearest(self, text: str) -> NearHypotheses:
         """The hypotheses nearest to a text, nearest first, each with its similarity."""
         near = self.index.similarities(text)
         near[self.by_text.get(_folded(text), [])] = 0
         nearest = np.argsort(-near, kind="stable")[:NEAREST]
         return [(n, near[n]) for n in nearest[near[nearest] > 0].tolist()]
 
-    def bonus(self, near: Near, ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores premises (n,) by the near hypotheses that they explained: their similarities, over those of the best.
+    def bonus(self, near: NearHypotheses, ordinals: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores premises (n,): the sum of the similarities of the near hypotheses that each has explained.
 
-        The best may be none of `ordinals`.
+        It is divided by the largest sum of all premises, also of those that are none of `ordinals`.
         """
         total: dict[int, np.float32] = {}
         for n, similarity in near:

@@ -38,7 +38,7 @@ from services.index.ranking.fusion import (
     FEEDBACK,
     POOL,
     FirstWords,
-    Near,
+    NearHypotheses,
     Prior,
     features_of,
     fuse_hits,
@@ -48,10 +48,10 @@ from services.index.ranking.fusion import (
 )
 from services.index.values import (
     WITHOUT_ENCODER,
-    Effort,
     Explanation,
     Scope,
     SearchHits,
+    SearchParams,
     Selection,
     TextQuery,
     Timings,
@@ -69,7 +69,8 @@ KEPT_SCORES = 4_000_000  # by words, of all texts of a call together; beyond tha
 
 # What computes for the stages, by their arguments.
 Search = Callable[  # the k nearest premises of queries (n, dim), found in so many seconds, which the timings add up
-    [ServedGeneration, NDArray[np.float32], int, Selection, Effort, float | None, Timings], Awaitable[list[SearchHits]]
+    [ServedGeneration, NDArray[np.float32], int, Selection, SearchParams, float | None, Timings],
+    Awaitable[list[SearchHits]],
 ]
 Each = Callable[  # the work by words of each text until a time of time.monotonic(), as the timings add up
     [Sequence[int], Callable[[int], SearchHits], float | None, Timings], Awaitable[list[SearchHits]]
@@ -121,7 +122,7 @@ class Call:
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
     keeps_words: bool = False
     words: dict[int, tuple[NDArray[np.float32], SearchHits]] = field(default_factory=dict)
-    near: dict[int, Near] = field(default_factory=dict)
+    near: dict[int, NearHypotheses] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -272,7 +273,7 @@ class Stages:
         found: dict[int, SearchHits] = {}
         for width in sorted(set(widths)):
             rows = [row for row, wanted in enumerate(widths) if wanted == width]
-            asked = width, call.selection, call.query.effort
+            asked = width, call.selection, call.query.params
             hits = await self.search(call.served, call.vectors[rows], *asked, call.left_s, call.result.timings)
             found |= dict(zip(rows, hits, strict=True))
         return [found[row].without(out, k) for row, out in enumerate(call.left_out)]
@@ -374,7 +375,7 @@ class Retrieval:
         check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
         selection, answer = await select(served, query.scope), RetrievalResult(served, *served.unknown(query.scope))
         answer.hits = await self._stages.search(
-            served, query.vectors, query.scope.k, selection, query.effort, deadline_s, answer.timings
+            served, query.vectors, query.scope.k, selection, query.params, deadline_s, answer.timings
         )
         answer.timings.total_s = time.perf_counter() - started
         return answer

@@ -14,7 +14,7 @@ from services.index.catalogue.served import ServedGeneration
 from services.index.dense import batcher as batcher_module
 from services.index.dense.batcher import SearchBatcher
 from services.index.ranking.fusion import Prior
-from services.index.values import ALL, Effort, SearchHits
+from services.index.values import ALL, SearchHits, SearchParams
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
 from support.worlds.index_world import SPACE, facts, raises, vector_of
@@ -110,12 +110,12 @@ class Sliced:
         self.order, self.entered, self.go_on = [], threading.Event(), threading.Event()
         self.go_on.set()
 
-    def steps(self, queries, k, allowed, effort):
-        for _ in range(3 if effort.exact else 1):
-            self.order.append((effort.exact, len(queries)))
+    def steps(self, queries, k, allowed, params):
+        for _ in range(3 if params.exact else 1):
+            self.order.append((params.exact, len(queries)))
             self.entered.set()
             assert self.go_on.wait(20)
-            if len(self.order) < 4 and effort.exact:
+            if len(self.order) < 4 and params.exact:
                 yield None
         yield [SearchHits(np.arange(k), np.ones(k, np.float32)) for _ in queries]
 
@@ -124,7 +124,7 @@ async def test_exact_searches_of_a_large_corpus_let_others_have_their_turn():
     index, batcher, vectors = Sliced(), SearchBatcher(), np.ones((6, 4), np.float32)
     served = SimpleNamespace(index=index, allowed=lambda _: None)
     calls = [
-        batcher.search(served, vectors, 1, ALL, effort=Effort(exact=True)),
+        batcher.search(served, vectors, 1, ALL, params=SearchParams(exact=True)),
         batcher.search(served, vectors, 1, ALL),
     ]
     batcher.start()
@@ -163,7 +163,7 @@ async def test_nobody_scans_on_for_a_caller_who_has_left(end, monkeypatch):
     served = SimpleNamespace(index=index, allowed=lambda _: None)
     index.go_on.clear()
     batcher.start()
-    call = batcher.search(served, vectors, 1, ALL, effort=Effort(exact=True), deadline_s=1e6)
+    call = batcher.search(served, vectors, 1, ALL, params=SearchParams(exact=True), deadline_s=1e6)
     waiting = asyncio.ensure_future(call)
     assert await asyncio.to_thread(index.entered.wait, 20)
     closing = None

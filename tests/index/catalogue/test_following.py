@@ -13,7 +13,7 @@ import pytest
 
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.catalogue import Catalogue
-from services.index.catalogue.following import Looks
+from services.index.catalogue.following import StoreWatch
 from services.index.catalogue.served import check_by_searching
 from support.waiting import eventually
 from support.worlds.index_world import SPACE, facts, vector_of
@@ -215,7 +215,7 @@ async def test_of_200_activations_none_is_acknowledged_without_naming_a_replica_
 async def test_a_corpus_that_has_not_changed_is_not_looked_at_again_until_it_changes(index, monkeypatch):
     monkeypatch.setattr("services.index.catalogue.following.SETTLE_S", 0.0)
     await index.client.build("science", facts())
-    looks = Looks(index.store)
+    looks = StoreWatch(index.store)
     assert [[*looks.changed({}, ())] for _ in range(4)] == [["science"], ["science"], [], []]
     assert [*looks.changed({}, {"science"})] == ["science"], "what could not be followed is looked at in any case"
     for change in (

@@ -123,7 +123,7 @@ async def test_a_deletion_of_nothing_is_refused_as_often_as_it_is_sent(index):
     [
         ({"premises": facts()[:6]}, "premises was 10"),
         ({"premises": facts()[::-1]}, "premises_crc32"),
-        ({"fold_similar": True}, "sameness"),
+        ({"fold_similar": True}, "folding"),
         ({"delete_ids": ["f1"], "base_generation": "g0"}, "base_generation"),
     ],
 )

@@ -19,10 +19,10 @@ from services.index.dense import approximate
 from services.index.dense.approximate import ApproximateIndex, IndexPlan, IvfProposer, read_proposer
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.exact import FlatIndex
-from services.index.values import ALL, Effort, EngineOptions, Selection
+from services.index.values import ALL, EngineOptions, SearchParams, Selection
 
 ROWS, DIM = 4000, 32
-EXACT = Effort(exact=True)
+EXACT = SearchParams(exact=True)
 
 
 def clustered() -> NDArray[np.float32]:
@@ -83,8 +83,8 @@ def test_the_least_effort_that_reaches_the_recall_is_found_and_kept(index: Appro
     assert index_process.recall_of(found, truth) >= 0.95
     assert not any(one.exact for one in found)
     assert all(one.exact for one in truth)
-    less = Effort(nprobe=1) if index.plan.lists else Effort(ef_search=1)
-    assert index_process.recall_of(index.nearest(QUERIES, 10, effort=less), truth) < plan.recall_at_10
+    less = SearchParams(nprobe=1) if index.plan.lists else SearchParams(ef_search=1)
+    assert index_process.recall_of(index.nearest(QUERIES, 10, params=less), truth) < plan.recall_at_10
 
 
 def test_scores_and_their_order_are_those_of_an_exact_search(index: ApproximateIndex) -> None:
@@ -102,15 +102,15 @@ async def test_concurrent_mixed_batches_give_each_query_the_answer_that_it_gets_
     calls = []
     for _ in range(80):
         picked, k = rng.integers(0, 100, int(rng.choice([1, 1, 3, 20]))), int(rng.choice([8, 10]))
-        exact = Effort(exact=bool(rng.random() < 0.2))
-        calls.append((picked, k, exact, searching.search(served, QUERIES[picked], k, ALL, effort=exact)))
+        exact = SearchParams(exact=bool(rng.random() < 0.2))
+        calls.append((picked, k, exact, searching.search(served, QUERIES[picked], k, ALL, params=exact)))
     outcomes = await asyncio.gather(*(call for *_, call in calls))
     searching.close()
     assert searching.batches < len(calls), "nothing was coalesced"
-    for (picked, k, effort, _), outcome in zip(calls, outcomes, strict=True):
+    for (picked, k, params, _), outcome in zip(calls, outcomes, strict=True):
         for row, found in zip(picked.tolist(), outcome, strict=True):
-            expected = index.flat.nearest(QUERIES[row : row + 1], k)[0] if effort.exact else alone[row, k]
-            assert (found.ordinals.tolist(), found.exact) == (expected.ordinals.tolist(), effort.exact)
+            expected = index.flat.nearest(QUERIES[row : row + 1], k)[0] if params.exact else alone[row, k]
+            assert (found.ordinals.tolist(), found.exact) == (expected.ordinals.tolist(), params.exact)
             assert found.scores.tobytes() == expected.scores.tobytes()
 
 

@@ -11,7 +11,7 @@ import pytest
 from aeenc import errors
 from services.index.dense.approximate import RemoteIndex
 from services.index.dense.exact import SLACK, FlatIndex
-from services.index.values import ALL, Effort
+from services.index.values import ALL, SearchParams
 
 
 class Rough:
@@ -49,8 +49,8 @@ def lone(count, dim=33):
     return unit(np.random.default_rng(1).normal(size=(count, dim)))
 
 
-def hits_of(rough, queries, k, **effort):
-    *pauses, hits = RemoteIndex(FlatIndex(rough.matrix), rough).steps(queries, k, ALL, Effort(**effort))
+def hits_of(rough, queries, k, **params):
+    *pauses, hits = RemoteIndex(FlatIndex(rough.matrix), rough).steps(queries, k, ALL, SearchParams(**params))
     assert pauses == [None] * (len(rough.asked) - 1), "a caller who has left is noticed between two questions"
     return hits
 
