@@ -359,10 +359,13 @@ def sweep_journals(store: ArtifactStore, corpora: Iterable[str], older_than_s: f
         for directory in (store.root / folder_of(corpus)).glob(f"{BUILDS}/*"):
             with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
                 most_s = older_than_s if (directory / PREMISES).exists() else finished_s
-                if time.time() - directory.stat().st_mtime >= most_s and (lock := locked(directory, make=False)):
+                since = directory.stat().st_mtime
+                if time.time() - since >= most_s and (lock := locked(directory, make=False)):
                     with lock:
-                        remove_directory(directory)
-                    log.info("swept the journal of a build", path=str(directory))
+                        os.utime(lock.fileno())  # to now by the clock of the disk, which this host's may be ahead of
+                        if os.fstat(lock.fileno()).st_mtime - since >= most_s:
+                            remove_directory(directory)
+                            log.info("swept the journal of a build", path=str(directory))
         if isinstance(store, CachedStore):
             _sweep_copies(store, corpus, older_than_s, finished_s)
 

@@ -4,12 +4,13 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import index_pb2
+from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.corpus.generation import PremiseRecord
 from services.index.building import journal
 from services.index.values import BuildSpec
@@ -285,6 +286,31 @@ async def test_a_build_goes_on_behind_a_premise_that_the_index_has_refused(serve
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
 
 
+async def test_a_build_goes_on_behind_a_malformed_message(serve, encoder):
+    async with serve(**SYNC) as index:
+        header = index_pb2.BuildHeader(corpus="science", request_id="r")
+        first = {"premises": [{"id": one.id, "text": one.text} for one in PREMISES[:40]]}
+        acknowledged = asyncio.Event()
+
+        async def twice():
+            yield index_pb2.BuildGenerationRequest(header=header, **first)
+            await acknowledged.wait()
+            yield index_pb2.BuildGenerationRequest(header=header)
+
+        async def send():
+            stub = index_pb2_grpc.IndexAdminServiceStub(index.client.channel.grpc)
+            async for report in stub.BuildGeneration(twice()):
+                if (report.encoded, report.ack_level) == (40, index_pb2.ACK_LEVEL_DURABLE):
+                    acknowledged.set()
+
+        with pytest.raises(grpc.RpcError) as refused:
+            await send()
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        encoder.servicer.encoded_premises.clear()
+        assert (await build(index)).premises == 60
+        assert set(encoder.servicer.encoded_premises) == {one.text for one in PREMISES[40:]}
+
+
 @pytest.mark.parametrize("place", [20, 39, 59])
 async def test_a_build_goes_on_before_a_premise_that_the_encoder_has_refused(serve, encoder, place: int):
     def refuse(request):
@@ -333,6 +359,18 @@ async def test_abandoned_builds_are_swept_after_a_time_and_those_under_way_never
         assert len(works(index.store)) == 1
         encoder.servicer.pause_s = 0.0
         assert (await running).premises == 60
+
+
+async def test_a_clock_that_is_days_ahead_sweeps_nothing_that_is_new_by_the_clock_of_the_disk(
+    serve, encoder, monkeypatch
+):
+    async with serve(**SYNC) as index:
+        await broken_build(index)
+        await until(lambda: encoder.servicer.open_streams == 0)
+        ahead = time.time() + 10 * 86_400
+        monkeypatch.setattr(journal, "time", SimpleNamespace(time=lambda: ahead))
+        journal.sweep_journals(index.store, ["science"], 86_400, 86_400)
+        assert work_of(index.store).exists()
 
 
 async def test_two_indexes_never_build_one_request_at_the_same_time(serve, encoder):
