@@ -48,7 +48,7 @@ class IndexSettings(ServiceSettings):
     engine: Literal["auto", "flat", "ivf", "hnsw"] = Field(
         "auto", description="search engine of new generations; auto: flat up to FLAT_PREMISES, ivf beyond"
     )
-    flat_premises: int = Field(250_000, ge=1, description="premises up to which auto searches exactly")
+    flat_premises: int = Field(EngineOptions.flat_premises, ge=1, description="premises up to which auto is exact")
     recall: float = Field(
         0.99,
         ge=0.5,
