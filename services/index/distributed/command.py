@@ -91,9 +91,8 @@ def build_on_ray(
             plan,
             f"{folder}/{name}",
             processes,
-            Encoders(targets, settings.build_batch, settings.build_window, settings.build_encode_timeout_s),
+            Encoders(targets, settings.builds),
             store,
-            settings.engines,
             on_progress,
             accept,
         )

@@ -58,7 +58,6 @@ def build(
     processes: Processes,
     encoders: Encoders,
     store: ArtifactStore,
-    engines: EngineOptions,
     on_progress: OnProgress = lambda *_: None,
     accept: Callable[[Artifact], None] = lambda _: None,
 ) -> Built:
@@ -74,7 +73,7 @@ def build(
         facts, premises, shards = _shards(plan, run, encoders)
         check_versions(work, shards, run.newest)
         on_progress("indexing", premises, premises)
-        artifact = asyncio.run(publish(plan, work, shards, store, engines))
+        artifact = asyncio.run(publish(plan, work, shards, store, encoders.options.engines))
         accept(artifact)
         work.remove()
     return Built(artifact, facts, premises)

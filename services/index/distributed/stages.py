@@ -38,6 +38,7 @@ from services.corpus.generation import DTYPES, PremiseRecord, Storage, check_cor
 from services.index.building.folding import Draft, Folding, check_premise
 from services.index.building.vectors import BatchEncoder
 from services.index.distributed.work import Range, Work, ranges_of
+from services.index.values import BuildOptions
 from services.kit.limits import Limits
 
 FORMAT_VERSION = 1
@@ -113,12 +114,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Encoders:
-    """How a task reaches the encoders: their addresses and credentials, batches, and patience in seconds."""
+    """How a task reaches the encoders, by their addresses and credentials, and how a build uses them."""
 
     targets: Targets
-    batch: int = 128
-    window: int = 4
-    patience_s: float = 120.0
+    options: BuildOptions
 
 
 def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
@@ -186,13 +185,14 @@ def encode(plan: Plan, work: Work, number: int, premises: Sequence[Range], encod
 async def _encoded(plan: Plan, drafts: Sequence[Draft], encoders: Encoders) -> tuple[NDArray[np.float32], str, str]:
     """The vectors of premises, their space, and the version that made them."""
     channel = encoders.targets.channel("encoder")
-    batches = BatchEncoder(channel, plan.space_id, window=encoders.window, patience_s=encoders.patience_s)
+    options = encoders.options
+    batches = BatchEncoder(channel, plan.space_id, window=options.window, patience_s=options.patience_s)
     rows = []
     try:
-        for start in range(0, len(drafts), encoders.batch):
+        for start in range(0, len(drafts), options.batch):
             while batches.is_full:
                 rows.append(await batches.take(None))
-            batches.put(drafts[start : start + encoders.batch])
+            batches.put(drafts[start : start + options.batch])
         while not batches.is_empty:
             rows.append(await batches.take(None))
     finally:

@@ -23,7 +23,7 @@ from services.index.distributed import command, engine, stages
 from services.index.distributed.engine import Built, build
 from services.index.distributed.stages import Encoders, Plan
 from services.index.distributed.work import Work
-from services.index.values import EngineOptions
+from services.index.values import BuildOptions, EngineOptions
 from services.store.artifacts import ArtifactStore
 from services.store.files import Documents
 
@@ -71,9 +71,9 @@ def built(encoder: Any, artifact_store: ArtifactStore, tmp_path: Path) -> Callab
         engines = engines or EngineOptions()
         small = {"text_bytes": 1000, "part_bytes": 3000, "shard_facts": SHARD, "storage": engines.storage}
         plan = replace(Plan.of("c", facts, **{**small, **changes}), partitions=5)
-        encoders = Encoders(Targets(encoder=encoder.target), batch=8, patience_s=1.0)
+        encoders = Encoders(Targets(encoder=encoder.target), BuildOptions(batch=8, patience_s=1.0, engines=engines))
         given = (plan, str(tmp_path / "work"), processes or Here(), encoders)
-        return await asyncio.to_thread(build, *given, artifact_store, engines)
+        return await asyncio.to_thread(build, *given, artifact_store)
 
     return run
 

@@ -19,7 +19,7 @@ from aeenc.transport.targets import Targets
 from services.index.distributed.command import ON_LOOPBACK, connected
 from services.index.distributed.engine import build
 from services.index.distributed.stages import Encoders, Plan
-from services.index.values import EngineOptions
+from services.index.values import BuildOptions
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
 
@@ -61,14 +61,14 @@ async def test_a_killed_worker_costs_its_shard_and_nothing_listens_beyond_loopba
     path.write_text("".join(f"fact number {n} of a file\n" for n in range(FACTS)))
     plan = Plan.of("c", read_facts(path), text_bytes=1000, shard_facts=SHARD)
     encoder.servicer.pause_s = 0.2  # a batch
-    encoders = Encoders(Targets(encoder=encoder.target), batch=20, window=1)
+    encoders = Encoders(Targets(encoder=encoder.target), BuildOptions(batch=20, window=1))
     heard: list[set[str]] = []
 
     def run() -> Any:
         with connected(workers=2) as processes:
             heard.append(listening())
             given = (plan, str(tmp_path / "work"), processes, encoders, artifact_store)
-            return build(*given, EngineOptions())
+            return build(*given)
 
     building = asyncio.create_task(asyncio.to_thread(run))
     kills = 0
@@ -88,17 +88,17 @@ async def test_a_killed_worker_costs_its_shard_and_nothing_listens_beyond_loopba
 async def test_an_error_of_a_task_is_the_callers(encoder: Any, artifact_store: ArtifactStore, tmp_path: Path):
     path = tmp_path / "facts.jsonl"
     path.write_text(json.dumps({"id": "a", "text": "one"}) + "\nnonsense\n")
-    encoders = Encoders(Targets(encoder=encoder.target))
+    encoders = Encoders(Targets(encoder=encoder.target), BuildOptions())
 
     def run() -> None:
         plan = Plan.of("c", read_facts(path), text_bytes=1000)
         with connected(workers=1) as processes:
             given = (plan, str(tmp_path / "work"), processes, encoders, artifact_store)
             with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: not JSON"):
-                build(*given, EngineOptions())
+                build(*given)
             path.unlink()
             with pytest.raises(Unavailable, match=r"^task read 0 failed \(FileNotFoundError: .*facts\.jsonl'\); mend"):
-                build(*given, EngineOptions())
+                build(*given)
 
     await asyncio.to_thread(run)
 
