@@ -11,7 +11,7 @@ import pytest
 from aeenc import errors
 from services.corpus.active import CopiedRecords
 from services.index.catalogue import catalogue
-from services.index.catalogue.following import Looks
+from services.index.catalogue.following import StoreWatch
 from services.index.values import Explanation
 from services.store.objects import Bucket, CachedStore
 from support.waiting import eventually, until
@@ -171,8 +171,8 @@ async def damaged(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any, str, P
 async def test_what_cannot_be_followed_is_not_fetched_at_every_look(damaged, monkeypatch):
     one, two, built, vectors = damaged
     monkeypatch.setattr(catalogue, "PAUSE_S", 3600.0)
-    fetched, looks, look = count_downloads(monkeypatch), [], Looks.at
-    monkeypatch.setattr(Looks, "at", lambda *of: (looks.append(of), look(*of))[1])
+    fetched, looks, look = count_downloads(monkeypatch), [], StoreWatch.at
+    monkeypatch.setattr(StoreWatch, "at", lambda *of: (looks.append(of), look(*of))[1])
     await one.client.activate("science", built)
     await until(lambda: vectors.name in two.server.readiness.reason)
     seen = len(looks)
