@@ -163,8 +163,8 @@ class Builder:
         """Commits and uploads. If that fails, and no journal is kept for a retry, what was committed goes."""
         # announced before it can be seen: no kill leaves a generation that its request does not know
         assert pipeline.file is not None
-        if spec.sameness != "EXACT":
-            engine |= {"sameness": spec.sameness}
+        if spec.folding != "EXACT":
+            engine |= {"sameness": spec.folding}
         meta = pipeline.file.meta(spec.corpus, pipeline.batches.space_id, pipeline.batches.version, **engine)
         artifact = pipeline.writer.commit(meta, id_prefix="g", announce=pipeline.announce)
         folder = folder_of(spec.corpus)
