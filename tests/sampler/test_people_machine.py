@@ -113,7 +113,8 @@ class Bench:
         """Starts a sampler, after the one before has ended, or died with its lease in its hands."""
         with patch.object(WorkLease, "release", AsyncMock()) if dies else contextlib.nullcontext():
             await self.stacks[place].aclose()
-        queues = {"team": {**QUEUE, "overlap": OVERLAP, "undo_s": NEVER}}
+        leases = {"first_lease_s": NEVER, "min_lease_s": NEVER}  # none ends, however slow the machine is
+        queues = {"team": {**QUEUE, **leases, "overlap": OVERLAP, "undo_s": NEVER}}
         sampler = await self.stacks[place].enter_async_context(self.world.sampler(queues=queues, lease_s=0.3))
         await ready(sampler)
         self.samplers[place] = sampler
