@@ -115,7 +115,7 @@ class Bench:
             await self.stacks[place].aclose()
         leases = {"first_lease_s": NEVER, "min_lease_s": NEVER}  # none ends, however slow the machine is
         queues = {"team": {**QUEUE, **leases, "overlap": OVERLAP, "undo_s": NEVER}}
-        sampler = await self.stacks[place].enter_async_context(self.world.sampler(queues=queues, lease_s=0.3))
+        sampler = await self.stacks[place].enter_async_context(self.world.sampler(queues=queues, lease_s=1.0))
         await ready(sampler)
         self.samplers[place] = sampler
 
