@@ -115,7 +115,6 @@ class Run:
             judged_at=now(),
             grade=verdict.grade or 0.0,
             amended=amended,
-            explains=known.explains,
             leaf=known.leaf,
             reason=reason,
             note=note,
@@ -126,9 +125,8 @@ class Run:
 class Pair:
     """A query, a premise, a sign and where it came from. `seq` is 0 until the log has assigned one.
 
-    An `amended` pair replaces the earlier ones of its query and premise in its run. `explains` and `leaf` are what a
-    run that has judged it knows. `reason` says why a skipped one was skipped: undecided by the oracle, or the
-    filter's reason. `note` is the remark that came with the answer.
+    An `amended` pair replaces the earlier ones of its query and premise in its run. `reason` says why a skipped one was
+    skipped: undecided by the oracle, or the filter's reason. `note` is the remark that came with the answer.
     """
 
     query: str
@@ -146,7 +144,6 @@ class Pair:
     judged_at: str = ""
     grade: float = 0.0
     amended: bool = False
-    explains: bool | None = None
     leaf: bool = False
     reason: str = ""
     note: str = ""
@@ -161,8 +158,8 @@ class Pair:
     @property
     def known(self) -> KnownPair:
         """What a run knows by it, in a log of its own."""
-        premise = Candidate(self.premise_id, self.premise, self.rank, self.score)
-        return KnownPair(self.explains, self.leaf, premise)
+        does = {"POSITIVE": True, "NEGATIVE": False}.get(self.sign)
+        return KnownPair(does, self.leaf, Candidate(self.premise_id, self.premise, self.rank, self.score))
 
     @classmethod
     def from_json(cls, text: str, seq: int) -> Pair:
