@@ -52,7 +52,7 @@ class IndexServicer(index_pb2_grpc.IndexServiceServicer):
             premises=map(convert.to_premise, page),
             next_page_token=token,
             generation=served.id,
-            total_size=served.rows,
+            total_size=served.index.rows,
         )
 
     async def ListCorpora(self, request: index_pb2.ListCorporaRequest, _context: Any) -> index_pb2.ListCorporaResponse:

@@ -130,7 +130,7 @@ def _call_of(served: ServedGeneration, fold: HeldOut, start: int) -> Call:
     """A call of some queries of a fold, already encoded; it keeps what no weight changes."""
     texts = tuple(fold.texts[start : start + BLOCK])
     call = Call.of(TextQuery(texts, Scope("out-of-fold", POOL)), served, ALL, None, fold.prior)
-    call.encoded, call.keeps_words = fold.vectors[start : start + BLOCK], len(texts) * served.rows <= KEPT_SCORES
+    call.encoded, call.keeps_words = fold.vectors[start : start + BLOCK], len(texts) * served.index.rows <= KEPT_SCORES
     return call
 
 

@@ -170,9 +170,8 @@ class BuildPipeline:
 
     def _append(self, rows: NDArray[np.float32]) -> None:
         if self.file is None:
-            self.file = VectorFile(
-                self.writer.path / VECTORS, WrittenVectors(rows.shape[1], self._options.engines.storage)
-            )
+            nothing = WrittenVectors(rows.shape[1], self._options.engines.storage)
+            self.file = VectorFile(self.writer.path / VECTORS, nothing)
         self.file.append(rows)
 
     def _close(self) -> None:

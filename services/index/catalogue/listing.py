@@ -45,12 +45,12 @@ class Listing:
                 "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
             )
         served = await self._catalogue.resolve(corpus, named or generation)
-        if start > served.rows:
+        if start > served.index.rows:
             _refuse()
         size, most_bytes = self._page_size(page_size), self._limits.message_bytes // 2
         page = await asyncio.to_thread(served.page, start, size, most_bytes)
         end = start + len(page)
-        return page, _token(served.id, end) if end < served.rows else "", served
+        return page, _token(served.id, end) if end < served.index.rows else "", served
 
     async def named(self, corpus: str, ids: Sequence[str], generation: str) -> tuple[list[PremiseRecord], str]:
         """Returns premises by id or alias, in the order given, and their generation's id. Raises as `find_all` does."""

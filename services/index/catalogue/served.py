@@ -63,18 +63,13 @@ class ServedGeneration:
         """Whether its files are still those on disk: not deleted, nor replaced by the same content."""
         return self.generation.held is None or self.generation.held.stands()
 
-    @property
-    def rows(self) -> int:
-        """The number of premises."""
-        return len(self.generation.premises)
-
     def page(self, start: int, count: int, most_bytes: int) -> list[PremiseRecord]:
         """Returns at most `count` premises from the ordinal `start` on, in order of insertion. It reads from disk.
 
         At least one; the page ends before the first that takes it over `most_bytes`.
         """
         found: list[PremiseRecord] = []
-        for ordinal in range(start, min(start + count, self.rows)):
+        for ordinal in range(start, min(start + count, self.index.rows)):
             record = self.generation.premises[ordinal]
             names = (record.id, record.text, *record.aliases, *record.splits, *record.tags)
             most_bytes -= sum(len(name.encode()) + 8 for name in names)
@@ -118,7 +113,7 @@ class ServedGeneration:
         if selection.excluded or selection.before is not None:
             mask = mask.copy()
             mask[list(selection.excluded)] = False
-            mask[self.rows if selection.before is None else selection.before :] = False
+            mask[self.index.rows if selection.before is None else selection.before :] = False
         return mask
 
     def find_all(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:

@@ -39,6 +39,7 @@ from services.index.dense.exact import (
 )
 from services.index.values import DEFAULT_PARAMS, REMOTE_ENGINES, Engine, SearchHits, SearchParams, Selection
 from services.store.files import sha256_of
+from services.store.formats import damage_is_data_loss
 
 INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time
@@ -266,7 +267,7 @@ def open_index(generation: Generation, open_remote: OpenRemote | None = None) ->
     Raises FailedPrecondition for an engine of another system that `open_remote` is missing for.
     """
     artifact = generation.artifact
-    try:
+    with damage_is_data_loss(artifact.path, "build the generation again"):
         largest_norm = artifact.meta.get("largest_norm")
         if artifact.meta["engine"] == "flat":
             coarse = Int8Proposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
@@ -280,8 +281,6 @@ def open_index(generation: Generation, open_remote: OpenRemote | None = None) ->
                 )
             return RemoteIndex(flat, open_remote(generation))
         plan = IndexPlan(**artifact.meta["index"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise errors.DataLoss(f"{artifact.path} names no engine ({error}); build the generation again") from error
     path = artifact.file(INDEX_FILE)
     if sha256_of(path) != artifact.files[INDEX_FILE].sha256:  # every time: FAISS trusts what it reads
         raise errors.DataLoss(f"{path} does not have the sha256 of its manifest; build the generation again")

@@ -68,7 +68,9 @@ def build_on_ray(
     store = open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes)
     serving = {one.corpus: one.active.id for one in client.index.list_corpora() if one.active.id}
     _check_store(store, corpus, serving)
-    expected = _recorded(store, corpus)
+    expected: str | None = None  # also where nobody can read it
+    with suppress(DataLoss):
+        expected = read_active(store, corpus) or ""
     if "://" not in str(facts.path):  # processes of a cluster work in directories of their own
         facts = replace(facts, path=facts.path.absolute())
     plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=settings.storage, space_id=space_id)
@@ -96,14 +98,6 @@ def build_on_ray(
             on_progress,
             accept,
         )
-
-
-def _recorded(store: ArtifactStore, corpus: str) -> str | None:
-    """The generation that an activation will find active, also one that does not open; None if nobody can read it."""
-    try:
-        return read_active(store, corpus) or ""
-    except DataLoss:
-        return None
 
 
 def _check_store(store: ArtifactStore, corpus: str, serving: Mapping[str, str]) -> None:

@@ -8,7 +8,6 @@ What is finished is found again by a build of the same plan, so that a killed pr
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -125,7 +124,7 @@ def _by_consumer(records: Sequence[Mapping[str, Any]], name: str, count: int) ->
 
 def check_versions(work: Work, shards: Sequence[Record], newest: str) -> None:
     """Raises FailedPrecondition if several versions have encoded the shards, and forgets those not of the newest."""
-    versions = Counter(str(shard["version"]) for shard in shards if shard["count"])
+    versions = {str(shard["version"]) for shard in shards if shard["count"]}
     if len(versions) <= 1:
         return
     others = [number for number, shard in enumerate(shards) if shard["count"] and shard["version"] != newest]

@@ -49,9 +49,8 @@ class Work:
 
     def record(self, stage: str, number: int) -> dict[str, Any] | None:
         """Returns the record of a finished task; None if the task is not finished or its record is damaged."""
-        content = self._files.read(_key(stage, number, "json"))
         with suppress(ValueError):
-            found: dict[str, Any] | None = None if content is None else json.loads(content)
+            found: dict[str, Any] | None = json.loads(self._files.read(_key(stage, number, "json")) or b"null")
             return found
         return None
 

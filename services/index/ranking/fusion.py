@@ -6,8 +6,7 @@ which costs quality here (docs/evaluation.md).
 The premises of an explanation fit together: what one explains of the query, no other has to, and told one of them, BM25
 finds the others twice as well. A query does not say which one is right, and the first one is often wrong. So each of
 the first PARTNERS counts as right with a probability by its score, and a premise gets its mean score given each of the
-others. The weighted sum of all features orders the first DEPTH premises anew. Weights are found by `aeenc
-tune-retrieval`.
+others. The weighted sum of all features orders the first DEPTH premises anew; `aeenc tune-retrieval` finds weights.
 """
 
 from __future__ import annotations

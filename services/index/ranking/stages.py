@@ -142,7 +142,7 @@ class Call:
         left_out = [
             ordinals if itself is None else [itself, *ordinals] for itself, ordinals in zip(same, accepted, strict=True)
         ]
-        keeps_words = bool(query.negative_feedback) and len(query.texts) * served.rows <= KEPT_SCORES
+        keeps_words = bool(query.negative_feedback) and len(query.texts) * served.index.rows <= KEPT_SCORES
         result = RetrievalResult(served, *served.unknown(query.scope))
         return cls(query, served, selection, accepted, left_out, prior, deadline, result, keeps_words=keeps_words)
 
@@ -177,7 +177,7 @@ class Call:
         """The premises (rows,) that may be returned for one text; None: all."""
         if not self.left_out[row]:
             return self.selected
-        mask = np.ones(self.served.rows, dtype=bool) if self.selected is None else self.selected.copy()
+        mask = np.ones(self.served.index.rows, dtype=bool) if self.selected is None else self.selected.copy()
         mask[self.left_out[row]] = False
         return mask
 
@@ -369,10 +369,11 @@ class Retrieval:
         """
         started = time.perf_counter()
         query.check(self._limits)
-        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
+        named = query.scope.corpus, query.scope.generation
+        served = self._catalogue.open.find(*named) or await self._catalogue.resolve(*named)
         served.check_vectors(query.vectors, query.space_id)
         query.check_unit()
-        check_answer(len(query.vectors), query.scope.k, served.rows, SEARCH_HIT_BYTES, self._limits)
+        check_answer(len(query.vectors), query.scope.k, served.index.rows, SEARCH_HIT_BYTES, self._limits)
         selection, answer = await select(served, query.scope), RetrievalResult(served, *served.unknown(query.scope))
         answer.hits = await self._stages.search(
             served, query.vectors, query.scope.k, selection, query.params, deadline_s, answer.timings
@@ -389,8 +390,9 @@ class Retrieval:
         started = time.perf_counter()
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         query.check(self._limits)
-        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
-        check_answer(len(query.texts), query.depth, served.rows, RETRIEVE_HIT_BYTES, self._limits)
+        named = query.scope.corpus, query.scope.generation
+        served = self._catalogue.open.find(*named) or await self._catalogue.resolve(*named)
+        check_answer(len(query.texts), query.depth, served.index.rows, RETRIEVE_HIT_BYTES, self._limits)
         prior = await self._prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)
         looked_up = len(query.texts) + sum(map(len, query.accepted))

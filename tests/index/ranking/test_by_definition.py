@@ -85,7 +85,8 @@ class World:
         async def resolve(*_: str) -> ServedGeneration:
             return self.served
 
-        catalogue: Any = SimpleNamespace(resolve=resolve, explanations=SimpleNamespace(of=explanations))
+        opened = SimpleNamespace(find=lambda *_: None)
+        catalogue: Any = SimpleNamespace(open=opened, resolve=resolve, explanations=SimpleNamespace(of=explanations))
         nobody: Any = None
         started = time.perf_counter()
         with closing(SearchBatcher()) as batcher, closing(LexicalExecutor()) as executor:
