@@ -164,6 +164,28 @@ async def test_a_newcomer_practises_on_a_gold_tree_and_nothing_is_recorded(bench
         assert [one.answers async for one in at.people.list_tasks(run_id)] == [()]
 
 
+async def test_what_is_added_in_practice_counts_and_is_neither_a_candidate_nor_what_is_to_be_explained(
+    bench: Any,
+) -> None:
+    root = json.loads(PRACTICE.read_text(encoding="utf-8"))[0]
+    async with bench() as at:
+        page = await at.window("ann")
+        await page.get_by_role("link", name="Practice").click()
+        await shown(page, root["text"])
+        await read(page, len(root["candidates"]))
+        await page.keyboard.press("/")
+        await page.get_by_role("button", name="Search", exact=True).click()
+        hits = page.locator(".hits li")
+        await hits.first.wait_for()
+        found = {text.partition("\n")[2].strip() or text for text in await hits.all_inner_texts()}
+        assert not found & {root["text"], *root["candidates"]}
+        await hits.first.get_by_role("button", name="Add").click()
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("Control+Enter")
+        gold = page.get_by_role("dialog", name="What the gold tree says")
+        await gold.get_by_text("and accepted 1 that does not").wait_for()
+
+
 async def test_an_answer_in_practice_is_taken_back_and_the_tree_begins_anew_with_the_page(bench: Any) -> None:
     root, eats, _ = json.loads(PRACTICE.read_text(encoding="utf-8"))
     async with bench() as at:

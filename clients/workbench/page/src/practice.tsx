@@ -32,13 +32,13 @@ export function practise(): void {
 
 // What a call gets, as the workbench would answer it; undefined: the workbench is asked.
 function answer(path: string, body?: object): unknown {
-  const { task = "", lease = "", verdicts, text = "" } = (body ?? {}) as { task?: string; lease?: string; verdicts?: Said; text?: string };
+  const { task = "", lease = "", verdicts, additions, text = "", exclude = [] } = (body ?? {}) as { task?: string; lease?: string; verdicts?: Said; additions?: Said; text?: string; exclude?: string[] };
   if (path.startsWith(`/api/runs/${RUN}/`)) return treeNow();
   if (body === undefined || !path.startsWith("/api/")) return undefined;
   if (path === "/api/lease") return leaseOf(NODES.find((one) => isOpen(one) && (!task || one.text === task)));
-  if (path === "/api/answer") { said.set(lease, verdicts!); tell(lease); }
+  if (path === "/api/answer") { said.set(lease, { ...verdicts, ...additions }); tell(lease); }
   if (path === "/api/undo") said.delete([...said.keys()].at(-1)!);
-  if (path === "/api/search") return { hits: found(text) };
+  if (path === "/api/search") return { hits: found(text, exclude) };
   return path === "/api/again" ? { model_version: "", task_ids: [] } : {};
 }
 
@@ -63,10 +63,10 @@ function treeNow(): Tree {
   return { run_id: RUN, hypothesis_id: RUN, nodes, finished: said.size === NODES.length, question: "", answer: "" };
 }
 
-// The sentences of the tree that share a word with a text.
-function found(text: string): { id: string; text: string; score: number }[] {
+// The other facts of the tree that share a word with a text; what is to be explained is none.
+function found(text: string, exclude: string[]): { id: string; text: string; score: number }[] {
   const words = text.toLowerCase().match(/[a-z]{3,}/g) ?? [];
-  return [...new Set(NODES.flatMap((one) => one.candidates))].filter((one) => words.some((word) => one.includes(word))).map((one) => ({ id: one, text: one, score: 0 }));
+  return [...new Set(NODES.flatMap((one) => one.candidates))].filter((one) => !isNode(one) && !exclude.includes(one) && words.some((word) => one.includes(word))).map((one) => ({ id: one, text: one, score: 0 }));
 }
 
 let tell: (node: string) => void = () => undefined;
@@ -86,7 +86,7 @@ function GoldSays({ node, said, close }: { node: Gold; said: Said; close: () => 
   const { accepted, candidates, why } = node;
   const took = (text: string): boolean => ["explains", "leaf"].includes(said[text] ?? "");
   const right = accepted.filter(took).length;
-  const wrong = candidates.filter((text) => took(text) && !accepted.includes(text));
+  const wrong = Object.keys(said).filter((text) => took(text) && !accepted.includes(text));
   const tempting = candidates.filter((text) => !took(text) && !accepted.includes(text) && why[text]);
   const row = (text: string, says: string, kind: string) => (
     <li key={text}>{text} <span class={`chip ${kind}`}>{says}</span>{why[text] && <span class="quiet"> {why[text]}</span>}</li>
