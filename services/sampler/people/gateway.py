@@ -105,8 +105,9 @@ class PeopleGateway(Gateway):
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""
-        waiting = self._asking.get(run_id, _Asking()).waiting
-        for name in [name for name, (task, _) in waiting.items() if task.task_id in node_ids]:
+        asking = self._asking.get(run_id, _Asking())
+        queued = [one for one in asking.waiting.items() if one[0] not in asking.new]
+        for name in [name for name, (task, _) in queued if task.task_id in node_ids]:
             await self._send_back(run_id, name, None)
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
@@ -254,11 +255,11 @@ class PeopleGateway(Gateway):
         """Ends the leases that are over, settles what stands, and hands out what was settled or withdrawn."""
         asking.look_at = time.monotonic() + RECHECK_S
         changed = list(asking.changed)
+        asking.changed.clear()  # before they are read: what changes meanwhile is read again
         for start in range(0, len(changed), READ):
             for record in (await self._tasks.read_many(run_id, changed[start : start + READ]))[0]:
                 if record.settled or record.withdrawn:
                     self._resolve(asking, record)
-        asking.changed.difference_update(changed)
         over, decided, next_s = await self._tasks.due(run_id, self.settings.undo_s)
         for name in over:
             await self._tasks.apply(run_id, name, steps.expire)
