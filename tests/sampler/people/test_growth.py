@@ -14,6 +14,9 @@ from aeenc import errors, trees, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.values import RunConfig
 from services.sampler.acs.algorithm import AcceptedPremise, Amendment, Growth, Node, Result, Tree
+from services.sampler.people.gateway import PeopleGateway
+from services.sampler.people.task_store import TaskStore
+from services.sampler.people.tasks import TaskRecord
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, nearest, pairs, take
 
@@ -324,6 +327,38 @@ async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_e
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
         assert {pair.query for pair in await pairs(sampler, run_id)} == {"hypothesis 0", one.task.query}
+
+
+async def test_a_node_that_is_cut_before_its_task_is_queued_leaves_the_queue_once_it_is_there(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    put, withdraw, looked = TaskStore.put, PeopleGateway.withdraw, asyncio.Event()
+
+    async def withdraw_and_note(gateway: PeopleGateway, run_id: str, node_ids: list[str]) -> None:
+        try:
+            await withdraw(gateway, run_id, node_ids)
+        finally:
+            looked.set()
+
+    async def amend_and_put(store: TaskStore, new: list[TaskRecord]) -> None:
+        if not looked.is_set() and first.text in {one.task.query for one in new}:
+            answer = await answer_of(people, run_id, "hypothesis 0")
+            await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+            await asyncio.wait_for(looked.wait(), 20)
+        await put(store, new)
+
+    async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        first, second = (one.premise for one in root.task.candidates[:2])
+        monkeypatch.setattr(PeopleGateway, "withdraw", withdraw_and_note)
+        monkeypatch.setattr(TaskStore, "put", amend_and_put)
+        await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
+        await asyncio.wait_for(looked.wait(), 20)
+        await waits(people, run_id, second.text)
+        await eventually(lambda: is_gone_from(people, run_id, first.text))
+        await people.submit(await take(people, "ann"), [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
 
 
 async def test_an_answer_that_accepts_a_cut_node_opens_it_again_whoever_works_on_the_run(world: SamplerWorld):

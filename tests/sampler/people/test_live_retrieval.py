@@ -166,6 +166,37 @@ async def test_a_task_sent_back_before_its_worker_has_seen_it_is_retrieved_once_
         await retrieved_by(people, run_id, {"hypothesis 0": "version-3"})
 
 
+async def test_a_task_that_is_sent_back_while_its_worker_reads_it_is_retrieved_again(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
+    read_many, events = TaskStore.read_many, TaskStore.events
+    heard, sent_back = asyncio.Event(), asyncio.Event()
+
+    async def events_and_note(store: TaskStore, run_id: str, after_seq: int, **how: Any) -> list[values.TaskEvent]:
+        if sent_back.is_set():  # the worker has taken in what it read before
+            heard.set()
+        found = await events(store, run_id, after_seq, **how)
+        if any(one.kind is values.TaskEventKind.WITHDRAWN for one in found):
+            sent_back.set()
+        return found
+
+    async def read_and_publish(store: TaskStore, run_id: str, task_ids: list[str]) -> tuple[list[TaskRecord], float]:
+        found, at = await read_many(store, run_id, task_ids)
+        if found and world.index.stable == FIRST:
+            world.index.stable = SECOND
+            await people.retrieve_again(run_id, "ann")
+            await asyncio.wait_for(heard.wait(), 20)
+        return found, at
+
+    async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        monkeypatch.setattr(TaskStore, "events", events_and_note)
+        monkeypatch.setattr(TaskStore, "read_many", read_and_publish)
+        run = await sampler.start_run([("tree-0", "hypothesis 0")], corpus="science", oracle="team", k=K, max_depth=0)
+        await asyncio.wait_for(heard.wait(), 20)
+        await retrieved_by(people, run.id, {"hypothesis 0": SECOND})
+
+
 async def test_a_rollback_brings_the_same_task_back(world: SamplerWorld):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         before = (await open_tasks(people, run_id))["hypothesis 0"]
