@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import CHUNK_BYTES, begins_again, change, chunks, each, enum_value
+from aeenc.calls.inputs import CHUNK_BYTES, accessible_by_text, begins_again, change, chunks, each, enum_value
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
@@ -103,9 +103,11 @@ class SamplerClient:
             negative_filter=_filter(negative_filter),
         )
 
+        held = accessible_by_text(accessible)
+
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
             message = sampler_pb2.StartRunRequest(config=keyed)
-            messages = (_hypothesis(root, accessible or {}) async for root in each(hypotheses, "hypotheses"))
+            messages = (_hypothesis(root, held) async for root in each(hypotheses, "hypotheses"))
             async for chunk in chunks(messages, CHUNK_HYPOTHESES, CHUNK_BYTES):
                 message.hypotheses.extend(chunk)
                 yield message

@@ -11,6 +11,7 @@ from aeenc.calls.encoding import selector
 from aeenc.calls.inputs import (
     CHUNK_BYTES,
     Items,
+    accessible_by_text,
     begins_again,
     change,
     chunks,
@@ -260,6 +261,7 @@ class TrainerClient:
         The trainer evaluates one at a time, reads the inputs when the turn has come, and gives them a minute: raises
         DeadlineExceeded for iterators that take longer.
         """
+        held = accessible_by_text(accessible)
         config = message(
             trainer_pb2.EvaluateConfig,
             corpus=corpus,
@@ -272,7 +274,7 @@ class TrainerClient:
         )
         response: trainer_pb2.EvaluateResponse = await self.channel.send_stream(
             self._stub.Evaluate,
-            lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees, accessible or {})),
+            lambda: _evaluate_requests(config, _evaluate_items(queries, training, trees, held)),
             timeout_s=timeout_s,
             retry=all(map(begins_again, (queries, training, trees))),
         )

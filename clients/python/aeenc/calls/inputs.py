@@ -10,6 +10,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from aeenc.errors import InvalidArgument
+from aeenc.trees import Accessible
 from aeenc.values.writing import message, shown
 
 CHUNK_BYTES = 2 * 1024 * 1024  # of one message; services accept 4 MiB
@@ -46,6 +47,21 @@ def _iterable(items: Any, field: str) -> Iterable[Any]:
     if isinstance(items, type) or not isinstance(items, Iterable):
         raise InvalidArgument.field(field, f"is {shown(items)}; give a list")
     return items
+
+
+def accessible_by_text(given: Any) -> Mapping[str, Accessible]:
+    """Returns what is accessible to each text; None: nothing is said. Raises InvalidArgument for anything else."""
+    if not isinstance(given := {} if given is None else given, Mapping):
+        raise InvalidArgument.field("accessible", f"is {shown(given)}; give a mapping of texts")
+    check_accessible(given.values())
+    return given
+
+
+def check_accessible(given: Iterable[Any]) -> None:
+    """Raises InvalidArgument for what does not say what is accessible."""
+    for one in given:
+        if not isinstance(one, Accessible):
+            raise InvalidArgument.field("accessible", f"has {shown(one)}; give Accessible of aeenc.trees")
 
 
 def pair_of(item: Any, field: str, form: str) -> tuple[Any, Any]:

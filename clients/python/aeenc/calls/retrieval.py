@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from aeenc import errors, values
 from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
-from aeenc.calls.inputs import at_least_one, chosen, listed, refuse_single_text, refuse_single_texts
+from aeenc.calls.inputs import (
+    at_least_one,
+    check_accessible,
+    chosen,
+    listed,
+    refuse_single_text,
+    refuse_single_texts,
+)
 from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import as_message, message, message_of
@@ -298,6 +305,11 @@ async def rank(
     """
     texts, n = listed(texts, "texts"), call.get("rerank", 0)
     apart = listed(accepted, "accepted"), listed(accessible, "accessible")
+    check_accessible(apart[1])
+    if apart[1] and len(apart[1]) != len(texts):
+        raise errors.InvalidArgument.field(
+            "accessible", f"has {len(apart[1])} entries for {len(texts)} texts; give one each, or none"
+        )
     if not n:
         return await _ask(retrieve, corpus, call, texts, k, TEXTS, *apart)
     plain: RetrieveOptions = {**call, "rerank": 0, "rerank_weight": 0.0, "rerank_versions": ()}
