@@ -63,7 +63,7 @@ class BreakerDown(Exception):
 
     def __init__(self, failures: int, seconds: float) -> None:
         super().__init__(f"{failures} calls in a row failed within {seconds:.0f} s")
-        self.failures, self.seconds = failures, seconds
+        self.failures = failures
 
 
 class Breaker:
@@ -120,20 +120,17 @@ class Breaker:
             now = time.monotonic()
             failing_s = now - self._failing_since if self._failing_since is not None else -1.0
             if failing_s >= patience_s and not self._probing:
-                self._give_up()
+                self._given_up += 1
+                self.try_at_once()
                 raise BreakerDown(self._in_a_row, failing_s)
             if not self._probing and now >= self._probe_at:
                 self._probing = True
                 return True
-            await self._wait(min(self._probe_at - now, patience_s - failing_s))
+            wait_s = None if self._probing else max(min(self._probe_at - now, patience_s - failing_s), 0.0)
+            with contextlib.suppress(TimeoutError):  # while a probe is out, it waits until that is back
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
         return False
-
-    async def _wait(self, seconds: float) -> None:
-        """Waits until something changes, at most `seconds`; while a probe is out, until it is back."""
-        changed = self._changed
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if self._probing else max(seconds, 0.0)):
-                await changed.wait()
 
     def _failed(self, probe: bool) -> None:
         now = time.monotonic()
@@ -155,10 +152,6 @@ class Breaker:
         self.open = self._probing = False
         self._in_a_row, self._failing_since = 0, None
         self._tell()
-
-    def _give_up(self) -> None:
-        self._given_up += 1
-        self.try_at_once()
 
     def _tell(self) -> None:
         """Wakes all who wait now."""

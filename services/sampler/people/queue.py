@@ -145,7 +145,7 @@ class TaskQueue:
 
         def step(old: TaskRecord, at: float) -> steps.Change:
             change = steps.submit(old, lease_id, sent, client_seq, at, who)
-            if change.answered and run.state == "CANCELLED":  # one that has failed goes on with its answers
+            if change.events and run.state == "CANCELLED":  # one that has failed goes on with its answers
                 message = f"run {run.id} was cancelled: the answer is not kept; resume the run, then send it again"
                 raise errors.FailedPrecondition(message, reason="RUN_ENDED")
             return change

@@ -37,25 +37,22 @@ from services.sampler.people.tasks import (
 
 MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not
 MIN_ELAPSED_S = 0.1
+_CORRECTIONS = (TaskEventKind.AMENDED, TaskEventKind.ADJUDICATED)  # of what was settled
 
 
 @dataclass(frozen=True)
 class Change:
-    """A step: the record after it, its events, and the id that the caller gets.
-
-    `answered` and `undone` name the person who has an answer from now on, or has none any more, and `elapsed_s` the
-    time that it took. `corrects` names who changed what the run has gone on with. `asks` anew: the task's candidates
-    are the same, their scores and version are not.
-    """
+    """A step: the record after it, its events, and the id that the caller gets."""
 
     record: TaskRecord
     events: tuple[TaskEvent, ...] = ()
     id: str = ""
-    elapsed_s: float | None = None
-    answered: str = ""
-    undone: str = ""
-    corrects: str = ""
-    asks: bool = False
+
+    @property
+    def corrects(self) -> str:
+        """Who has changed what the run has gone on with; empty: nobody."""
+        said = (one.person for one in self.events if self.record.settled and one.kind in _CORRECTIONS)
+        return next(said, "")
 
 
 def _event(kind: TaskEventKind, person: str = "", **said: Any) -> TaskEvent:
@@ -149,14 +146,7 @@ def submit(record: TaskRecord, lease_id: str, sent: SentAnswer, seq: int, at: fl
     surplus = [one for one in after.held(at) if one not in kept]
     told = _event(TaskEventKind.ANSWERED, held.annotator, answer=answer)
     return _decided(
-        Change(
-            _changed(after, surplus, ended="MOOT"),
-            (*swept.events, *_expired(surplus), told),
-            id=answer_id,
-            elapsed_s=took_s,
-            answered=held.annotator,
-        ),
-        at,
+        Change(_changed(after, surplus, ended="MOOT"), (*swept.events, *_expired(surplus), told), id=answer_id), at
     )
 
 
@@ -174,7 +164,7 @@ def undo(record: TaskRecord, answer_id: str, at: float) -> Change:
         record = replace(record, overlap=record.reopens, reopens=0, adjudicated={}, adjudicator="", disputed=())
     told = _event(TaskEventKind.UNDONE, given.annotator, former_answer_id=answer_id)
     after = replace(record, answers=left, undone=True)
-    return _decided(Change(after, (told,), id=answer_id, undone=given.annotator), at)
+    return _decided(Change(after, (told,), id=answer_id), at)
 
 
 def amend(
@@ -228,13 +218,8 @@ def amend(
     answer = replace(given, answer=amended, by=annotator, own=own)
     answers = tuple(answer if other is given else other for other in record.answers)
     told = _event(TaskEventKind.AMENDED, annotator, answer=amended, former_answer_id=answer_id)
-    change = Change(
-        replace(record, answers=answers, made=record.made + 1, decided_at=0.0),
-        (told,),
-        id=amended.answer_id,
-        corrects=annotator if record.settled else "",
-    )
-    return _decided(change, at)
+    after = replace(record, answers=answers, made=record.made + 1, decided_at=0.0)
+    return _decided(Change(after, (told,), id=amended.answer_id), at)
 
 
 def adjudicate(record: TaskRecord, decision: Answer, at: float) -> Change:
@@ -261,8 +246,7 @@ def adjudicate(record: TaskRecord, decision: Answer, at: float) -> Change:
         disputed=tuple(one for one in record.disputed if one not in chosen),
     )
     told = _event(TaskEventKind.ADJUDICATED, who, answer=Answer(annotator=who, verdicts=tuple(chosen.values())))
-    change = Change(after, (told,), id=_answer_id(record), corrects=who if record.settled else "")
-    return _decided(change, at)
+    return _decided(Change(after, (told,), id=_answer_id(record)), at)
 
 
 def lower(record: TaskRecord, overlap: int, at: float, who: str = "") -> Change:
@@ -341,7 +325,7 @@ def put_back(record: TaskRecord, task: Task) -> Change:
     if not record.withdrawn:
         return Change(record)
     asked = replace(task, task_id=record.task.task_id)
-    return Change(replace(record, task=asked, withdrawn=False), (_event(TaskEventKind.QUEUED),), asks=True)
+    return Change(replace(record, task=asked, withdrawn=False), (_event(TaskEventKind.QUEUED),))
 
 
 def _check(task: Task, answer: Answer, holding: Verdicts) -> None:

@@ -121,7 +121,9 @@ class TaskStore:
         """
         after = change.record
         run_id, task_id, keys = after.run_id, after.task.task_id, self._keys
-        person = change.answered or change.undone
+        people = {event.kind: event.person for event in change.events}
+        answered = people.get(TaskEventKind.ANSWERED, "")
+        person = answered or people.get(TaskEventKind.UNDONE, "")
         holder = "control" if after.control else "task"
         plan = {
             "run": run_id,
@@ -135,7 +137,7 @@ class TaskStore:
                 [f"{one.id} {holder} {one.annotator}", "" if one.ended else _ms(one.expires_at)] for one in after.leases
             ],
             "decided": "" if after.state is not TaskState.DECIDED else "0" if after.final else _ms(after.decided_at),
-            "asks": records.task_json(after.task) if change.asks else "",
+            "asks": records.task_json(after.task) if TaskEventKind.QUEUED in people else "",
             "log": [
                 records.EVENT.dump_json(replace(event, at=moment_of(at)), exclude_defaults=True).decode()
                 for event in change.events
@@ -143,9 +145,9 @@ class TaskStore:
             ],
             "events": [[event.kind.name, event.person] for event in change.events],
             "events_kept": EVENTS_KEPT,
-            "elapsed_ms": "" if change.elapsed_s is None else str(int(change.elapsed_s * 1000)),
+            "elapsed_ms": str(int(after.answers[-1].elapsed_s * 1000)) if answered else "",
             "person": person,
-            "answered": _ms(at) if change.answered else "",
+            "answered": _ms(at) if answered else "",
             "corrects": bool(change.corrects),
             "pairs": [pair.to_json() for pair in pairs],
             "request": text_of(request),

@@ -6,7 +6,6 @@ One script commits a node whole: pairs, result, knowledge, counters, event. Comm
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any, Literal, NamedTuple
@@ -36,7 +35,7 @@ from services.sampler.acs.algorithm import (
     explains,
 )
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import CHUNK, EMIT, NOTE_AMENDED
+from services.sampler.records.run_store import ADD_PAIR, CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, Hypothesis, Pair, Run
 from services.store.formats import check_format
 from services.store.life_cycles import digest, now
@@ -55,39 +54,28 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
 if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 """
 
-# A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log. One
-# that is an amendment itself is noted as the last.
+# A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log.
 # KEYS: run, lease, tree, pairs, events, answers, amended
-# ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, positives,
-#       negatives, skipped, judgements, failed, how many more nodes are pending, query, the tree's depth if it goes
-#       back, whether pairs amend others, then pairs
+# ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, verdicts on what
+#       was not asked, judgements, failed, how many more nodes are pending, query, the tree's depth if it goes back,
+#       then pairs
 _COMMIT = (
-    EMIT
-    + NOTE_AMENDED
+    ADD_PAIR
     + _FENCE
     + """
 if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
-if ARGV[15] ~= '' then redis.call('HSET', KEYS[3], 'depth', ARGV[15]) end
+if ARGV[13] ~= '' then redis.call('HSET', KEYS[3], 'depth', ARGV[13]) end
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
-local amended, left_out = redis.call('HGET', KEYS[7], ARGV[14]), {0, 0, 0, 0}
-amended = amended and cjson.decode(amended)
-for i = 17, #ARGV do
-  local pair = (amended or ARGV[16] == '1') and cjson.decode(ARGV[i])
-  if pair and pair.amended then note_amended(KEYS[7], pair, ARGV[i]) end
-  if amended and not pair.amended and amended[pair.premise_id] then
-    local place = ({POSITIVE = 1, NEGATIVE = 2, SKIPPED = 3})[pair.sign]
-    left_out[place] = left_out[place] + 1
-  else
-    local seq = redis.call('HINCRBY', KEYS[1], 'pair_seq', 1)
-    redis.call('XADD', KEYS[4], seq .. '-0', 'pair', ARGV[i])
-  end
+local amended = cjson.decode(redis.call('HGET', KEYS[7], ARGV[12]) or '{}')
+for i = 14, #ARGV do
+  local pair = cjson.decode(ARGV[i])
+  if pair.amended or not amended[pair.premise_id] then add_pair(KEYS[1], KEYS[4], KEYS[7], pair, ARGV[i]) end
 end
-redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[12])
-redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[12])
-redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[13])
-for i, name in ipairs({'positives', 'negatives', 'skipped', 'judgements'}) do
-  redis.call('HINCRBY', KEYS[1], name, ARGV[7 + i] - left_out[i])
-end
+redis.call('HINCRBY', KEYS[1], 'skipped', ARGV[8])
+redis.call('HINCRBY', KEYS[1], 'judgements', ARGV[9])
+redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[10])
+redis.call('HINCRBY', KEYS[1], 'nodes_failed', ARGV[10])
+redis.call('HINCRBY', KEYS[1], 'nodes_pending', ARGV[11])
 emit(KEYS[1], KEYS[5], ARGV[2])
 return 'OK'
 """
@@ -289,24 +277,19 @@ def _pairs(run: Run, commit: NodeCommit, answer: NodeAnswer) -> Iterator[Pair]:
 def _commit_arguments(run: Run, commit: NodeCommit) -> list[Any]:
     node_round, _, answer, growth = commit
     tree, node = node_round.tree, node_round.node
-    pairs = list(_pairs(run, commit, answer)) if answer else []
-    signs = Counter(pair.sign for pair in pairs)
     return [
         f"r:{node.ordinal}" if growth else f"p:{node.ordinal}:{node_round.part}",
         _result_json(growth.result) if growth else json.dumps([FORMAT_VERSION]),
         int(growth is not None),
         digest(node.text),
         _known_json(commit.outcome.known) if answer else "",
-        signs["POSITIVE"],
-        signs["NEGATIVE"],
-        signs["SKIPPED"] + (answer.unknown if answer else 0),
+        answer.unknown if answer else 0,
         len(node_round.asked) if answer else 0,
         int(growth is not None and growth.result.failed),
         growth.reopened - (node.ordinal not in tree.cut) if growth else 0,
         node.text,
         growth.depth if growth and growth.depth < tree.depth else "",
-        int(any(pair.amended for pair in pairs)),
-        *(pair.to_json() for pair in pairs),
+        *(pair.to_json() for pair in (_pairs(run, commit, answer) if answer else ())),
     ]
 
 

@@ -35,7 +35,7 @@ if ARGV[2] ~= '' then
   redis.call('SET', KEYS[6], ARGV[2])
   redis.call('SADD', KEYS[5], KEYS[6])
 end
-for i = 3, #ARGV do add_pair(KEYS[1], KEYS[2], KEYS[4], ARGV[i]) end
+for i = 3, #ARGV do add_pair(KEYS[1], KEYS[2], KEYS[4], cjson.decode(ARGV[i]), ARGV[i]) end
 emit(KEYS[1], KEYS[3], ARGV[1])
 return 'OK'
 """

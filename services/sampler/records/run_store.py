@@ -35,20 +35,16 @@ UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this
 EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
 EVENTS_KEPT = 10_000  # of one run, or a few more; about a hundred bytes each
 EMIT = emit_script(EVENT_FIELDS, EVENTS_KEPT)  # the head of every script that writes an event of a run
-# Keeps the last amended pair of each query and premise.
-NOTE_AMENDED = """
-local function note_amended(key, pair, text)
-  local of_query = cjson.decode(redis.call('HGET', key, pair.query) or '{}')
-  of_query[pair.premise_id] = text
-  redis.call('HSET', key, pair.query, cjson.encode(of_query))
-end
-"""
-# Adds a pair that no node is committed with.
-ADD_PAIR = f"""{EMIT}{NOTE_AMENDED}
-local function add_pair(run, pairs, amended, text)
-  local pair, seq = cjson.decode(text), redis.call('HINCRBY', run, 'pair_seq', 1)
+# Adds a pair, and keeps the last amended one of each query and premise.
+ADD_PAIR = f"""{EMIT}
+local function add_pair(run, pairs, amended, pair, text)
+  local seq = redis.call('HINCRBY', run, 'pair_seq', 1)
   redis.call('XADD', pairs, seq .. '-0', 'pair', text)
-  if pair.amended then note_amended(amended, pair, text) end
+  if pair.amended then
+    local of_query = cjson.decode(redis.call('HGET', amended, pair.query) or '{{}}')
+    of_query[pair.premise_id] = text
+    redis.call('HSET', amended, pair.query, cjson.encode(of_query))
+  end
   local counter = ({{POSITIVE = 'positives', NEGATIVE = 'negatives', SKIPPED = 'skipped'}})[pair.sign]
   redis.call('HINCRBY', run, counter, 1)
 end

@@ -59,7 +59,7 @@ if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
 if #plan.pairs > 0 then
   if redis.call('EXISTS', KEYS[15]) == 0 then return 0 end
-  for _, pair in ipairs(plan.pairs) do add_pair(KEYS[15], KEYS[16], KEYS[18], pair) end
+  for _, pair in ipairs(plan.pairs) do add_pair(KEYS[15], KEYS[16], KEYS[18], cjson.decode(pair), pair) end
   emit(KEYS[15], KEYS[17], plan.at)
 end
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
