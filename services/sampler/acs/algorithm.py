@@ -9,7 +9,8 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
 - a query's candidates are the first k of its nearest premises without itself and without its ancestors in the tree.
   Their order depends on the query alone, so an answer about a query in one tree holds in every other tree of the run.
 - a premise that an oracle adds, because it is missing among the candidates, is accepted in every tree of the run that
-  asks this query, after the candidates. Where it is the query or an ancestor it is left out, as a candidate is.
+  asks this query, after the candidates. Where it is the query, an ancestor or not accessible it is left out, as a
+  candidate is.
   The same holds for an intermediate conclusion that it writes, but it is no premise: no pair comes of it;
 - what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
   goes back to the one below that node; what was judged stays judged, and no text is expanded twice. What they take back
@@ -28,14 +29,12 @@ from typing import TYPE_CHECKING, Literal
 
 from aeenc.trees import EVERYTHING, Accessible
 from aeenc.values import Judgement, NodeVerdict
-from services.corpus.sameness import same_key
 
 if TYPE_CHECKING:  # and behind it gRPC
     from aeenc.oracle import Candidate
-    from aeenc.values import Answer, NegativeFilter, RunConfig, Verdict
+    from aeenc.values import Answer, RunConfig, Verdict
 
 PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
-Reason = Literal["rank", "margin", "wording", "cap"]
 
 ROOT = 0
 MAX_ANNOTATOR = 256  # characters; it stands in every pair
@@ -263,68 +262,20 @@ def accepted(premise: Candidate, leaf: bool) -> AcceptedPremise:
 class Known:
     """What a run knows of a query: its pairs by premise id, and what was written or said of it.
 
-    `statements` are what remote oracles said beside verdicts; what people say stays with their tasks.
+    `statements` are what remote oracles said beside verdicts; what people say stays with their tasks. `within` names
+    what was accessible to the node that the last verdict on a node was given for.
     """
 
     pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     written: tuple[AcceptedPremise, ...] = ()
     statements: tuple[Answer, ...] = ()
+    within: str = ""
 
     @property
     def node_verdict(self) -> NodeVerdict:
         """The last verdict on the node that a remote oracle has given."""
         said = [one.node_verdict for one in self.statements if one.node_verdict]
         return said[-1] if said else NodeVerdict.UNSPECIFIED
-
-
-def highest_kept(by: NegativeFilter, best: float | None) -> float:
-    """The highest score that is kept when the best accepted premise scores `best`; None: none is accepted."""
-    if best is None:
-        return float("inf")
-    absolute = float("inf") if by.absolute_margin is None else best - by.absolute_margin
-    relative = float("inf") if by.relative_margin is None else best - by.relative_margin * abs(best)
-    return min(absolute, relative)
-
-
-def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
-    """Why refused premises of a query are no negatives by the configuration of a run, by id.
-
-    An oracle also refuses what it does not recognise: a premise that scores like an accepted one, or says the same in
-    other words, may explain the query after all. The margins are those of NV-Retriever (Moreira et al. 2024,
-    arXiv:2407.15831), measured from the best-scored accepted premise of the query; a query without one has no margin.
-    Scores are compared only where the same query vector gave them: neither those of a conditioned node's rounds nor
-    those of two encoder versions. So the cap goes by ranks: of those that the filter leaves, the
-    `max_negatives_per_query` best-ranked stay (0: all), of equal ranks those of the vector that came first. A premise
-    without a rank was added by somebody: no rank or score leaves it out.
-    """
-    by, most = config.negative_filter, config.max_negatives_per_query
-    accepted = [pair for pair in known.pairs.values() if pair.explains]
-    best: dict[str, float] = {}
-    for pair in accepted:
-        if pair.premise.rank:
-            best[pair.vector] = max(pair.premise.score, best.get(pair.vector, pair.premise.score))
-    texts = (query, *(pair.premise.text for pair in accepted)) if by and by.rewordings else ()
-    same = set(map(same_key, texts))
-    vectors = list(dict.fromkeys(pair.vector for pair in known.pairs.values()))
-    refused = sorted(
-        (pair for pair in known.pairs.values() if pair.explains is False),
-        key=lambda pair: (not pair.premise.rank, pair.premise.rank, vectors.index(pair.vector), pair.premise.id),
-    )
-    found: dict[str, Reason] = {}
-    kept = 0
-    for pair in refused:
-        one = pair.premise
-        if by and one.rank and (one.rank < by.min_rank or 0 < by.max_rank < one.rank):
-            found[one.id] = "rank"
-        elif same and same_key(one.text) in same:
-            found[one.id] = "wording"
-        elif by and one.rank and one.score > highest_kept(by, best.get(pair.vector)):
-            found[one.id] = "margin"
-        elif 0 < most <= kept:
-            found[one.id] = "cap"
-        else:
-            kept += 1
-    return found
 
 
 @dataclass(frozen=True)
@@ -384,6 +335,8 @@ class NodeRound:
 
     `candidates` are those of all rounds so far. `accepted` (ids) is what this round was conditioned on, `version` the
     encoder version that retrieved last. A budget has `reserved` so many verdicts for it before it was withdrawn.
+    `barred` (ids) is what other trees have accepted and is not accessible here. A node that was `settled` elsewhere
+    takes over all that explains it, whichever round found it there.
     """
 
     tree: Tree
@@ -396,6 +349,8 @@ class NodeRound:
     version: str = ""
     reserved: int = 0
     retrievals: int = 1
+    barred: frozenset[str] = frozenset()
+    settled: bool = False
 
     @property
     def node_id(self) -> str:
@@ -412,6 +367,11 @@ class NodeRound:
         """Names the query vector of this round's scores: of one version, conditioned on the same premises."""
         on = hashlib.sha256(" ".join(self.accepted).encode()).hexdigest()[:8] if self.accepted else ""
         return f"{self.version} {on}".rstrip()
+
+    @property
+    def within(self) -> str:
+        """Names what is accessible to the node."""
+        return hashlib.sha256(repr(self.tree.accessible(self.node)).encode()).hexdigest()[:16]
 
     def after(self, known: Known, answer: NodeAnswer | None) -> tuple[NodeRound, NodeAnswer | None]:
         """The round with what is known now, and its answer without what people have amended since it was asked."""
@@ -438,6 +398,7 @@ class NodeRound:
                 {**known.pairs, **{one.id: known_by(answered[one.id], one, self.vector) for one in judged}},
                 tuple({one.text: one for one in (*answer.written, *known.written)}.values()),
                 (*known.statements, *(() if answer.statement is None else (answer.statement,))),
+                self.within if answer.statement and answer.statement.node_verdict else known.within,
             )
         explaining = [accepted(one, known.pairs[one.id].leaf) for one in self.explaining(known)]
         said = {self.node.text, *self.tree.path(self.node), *(one.text for one in explaining)}
@@ -458,7 +419,7 @@ class NodeRound:
         None after the last one, if nothing new was accepted, or where what is said of the node ends it.
         """
         known = outcome.known
-        said = ((answer and answer.node_verdict) or known.node_verdict) if config.step else None
+        said = ((answer and answer.node_verdict) or self._said(known)) if config.step else None
         if said in FINAL:
             return None
         following = replace(self, known=known, asked=(), round=self.round + 1)
@@ -478,20 +439,24 @@ class NodeRound:
     def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "", step: int = 0) -> NodeRound:
         """The round with what a version has retrieved; it asks about the first k that may be candidates.
 
-        With a `step`, about so many at first, and about none where an oracle has said that nothing is missing.
+        With a `step`, about so many at first, and about none where an oracle has settled the node.
         """
         chosen = choose(self.tree.path(self.node), self.node.text, found, k)
         before = {candidate.id for candidate in self.candidates}
         candidates = [*self.candidates, *(candidate for candidate in chosen if candidate.id not in before)]
-        asked = [candidate for candidate in candidates if candidate.id not in self.known.pairs]
-        if step:
-            asked = [] if self.known.node_verdict in FINAL else asked[:step]
-        return replace(self, candidates=candidates, asked=asked, version=version)
+        settled = step > 0 and self._said(self.known) in FINAL
+        asked = [candidate for candidate in candidates if candidate.id not in self.known.pairs and not settled]
+        return replace(self, candidates=candidates, asked=asked[: step or None], version=version, settled=settled)
+
+    def _said(self, known: Known) -> NodeVerdict:
+        """The last verdict on the node, if the same was accessible there."""
+        return known.node_verdict if known.within == self.within else NodeVerdict.UNSPECIFIED
 
     def _with_added(self, known: Known) -> list[Candidate]:
         """The candidates, and the added premises that are neither among them nor the query or an ancestor here."""
-        found = {candidate.id for candidate in self.candidates}
-        new = [one.premise for one in known.pairs.values() if one.premise.rank == ADDED and one.premise.id not in found]
+        found = {candidate.id for candidate in self.candidates} | self.barred
+        further = [one.premise for one in known.pairs.values() if self.settled or one.premise.rank == ADDED]
+        new = [one for one in further if one.id not in found]
         return [*self.candidates, *choose(self.tree.path(self.node), self.node.text, new, len(new))]
 
     def asking(self, most: int) -> NodeRound:

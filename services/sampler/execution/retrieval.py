@@ -101,6 +101,14 @@ class Retrieval:
                 )
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
+    async def barred(self, run: Run, ids: Sequence[str], accessible: Accessible) -> frozenset[str]:
+        """Those premises that are not accessible. Waits for the index as a run does; raises what it raises."""
+        if accessible == EVERYTHING or not ids:
+            return frozenset()
+        look_up = partial(self._index.get_premises, run.config.corpus, ids, generation=run.generation)
+        found = await self._patiently(run, look_up)
+        return frozenset(ids) - await self._patiently(run, partial(self._accessible, run, found, accessible))
+
     async def _accessible(self, run: Run, premises: Sequence[Premise], accessible: Accessible) -> set[str]:
         """The ids of those premises that are accessible; the index knows their order."""
         only = {*accessible.only_ids}

@@ -175,8 +175,11 @@ class RunWorker:
         due: NodeRound | None = NodeRound(tree, node)
         try:
             while due is not None:
-                due = self._within_budget(due if due.asked else await self._retrievals.ask(due))
-                due = await self._judge(due) if due else None
+                due = due if due.asked else await self._retrievals.ask(due)
+                covered = self._within_budget(due)
+                if covered is None and due.round:  # the node has answers, though not to all
+                    await self._record(due, due.outcome(None), None, last=True)
+                due = await self._judge(covered) if covered else None
         finally:
             if self._in_work.pop((tree.index, node.ordinal), None) is not None:
                 self._look_at([tree])  # else it may be closed by now
@@ -203,7 +206,9 @@ class RunWorker:
     async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
         for query, one in due:
             for ordinal in [node.ordinal for node in tree.nodes if node.text == query]:
-                if growth := tree.growth(ordinal, one, self._config):
+                barred = await self._barred(tree, tree.nodes[ordinal], [premise.id for premise in one.accepted])
+                here = replace(one, accepted=tuple(each for each in one.accepted if each.id not in barred))
+                if growth := tree.growth(ordinal, here, self._config):
                     await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree, growth))
                     tree.grow(growth)
                     if self._all_read or tree.index <= self._last_index:  # else it is read in its turn
@@ -271,9 +276,22 @@ class RunWorker:
         except errors.AeencError as error:
             raise RunFailed(f"{error.message} (then resume the run)") from None
         return [
-            replace(one, known=states).with_nearest(nearest, self._config.k, run.version, self._config.step)
+            await self._without_barred(
+                replace(one, known=states).with_nearest(nearest, self._config.k, run.version, self._config.step)
+            )
             for one, nearest, states in zip(rounds, found, known, strict=True)
         ]
+
+    async def _without_barred(self, one: NodeRound) -> NodeRound:
+        """The round without what other trees have accepted and is not accessible here."""
+        new = {premise.id for premise in one.explaining(one.known)} - {candidate.id for candidate in one.candidates}
+        return replace(one, barred=one.barred | await self._barred(one.tree, one.node, sorted(new)))
+
+    async def _barred(self, tree: Tree, node: Node, ids: Sequence[str]) -> frozenset[str]:
+        try:
+            return await self._retrieval.barred(self._run, [one for one in ids if one], tree.accessible(node))
+        except errors.AeencError as error:
+            raise RunFailed(f"{error.message} (then resume the run)") from None
 
     @property
     def _left(self) -> int:
@@ -326,7 +344,9 @@ class RunWorker:
         limit = self._oracle.settings.max_judgements
         if not limit:
             return rounds
-        wanted = [(f"{one.node_id}:{one.round}", len(one.asked)) for one in rounds]
+        # By what is known: a run that is resumed counts its rounds anew, and may have other candidates.
+        known = [sum(candidate.id in one.known.pairs for candidate in one.candidates) for one in rounds]
+        wanted = [(f"{one.node_id}:{n}", len(one.asked)) for one, n in zip(rounds, known, strict=True)]
         name = self._oracle.name
         granted = await self._patiently(lambda: self._store.reserve(name, limit, self._run.id, wanted))
         self._refused_by_budget |= not all(granted)
@@ -374,6 +394,7 @@ class RunWorker:
             if self._oracle.asks_people:  # they may have changed their mind in another tree since
                 [known] = await self._patiently(lambda: self._nodes.answers(self._run.id, [one.node.text]))
                 one, answer = one.after(known, answer)
+                one = await self._without_barred(one)
             outcome = one.outcome(answer)
             following = one.next_round(outcome, self._config, answer)
             await self._record(one, outcome, answer, last=following is None)

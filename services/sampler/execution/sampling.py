@@ -12,16 +12,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from aeenc import errors
 from aeenc.trees import ROOT as ROOT_LABEL
 from aeenc.trees import Step, record_from_tree
 from aeenc.trees import Tree as EntailmentTree
-from aeenc.values import RunConfig, RunProgress
+from aeenc.values import NegativeFilter, RunConfig, RunProgress
+from services.corpus.sameness import same_key
 from services.kit.limits import Limits, check_count, check_k, check_texts
 from services.kit.tracing import traceparent
-from services.sampler.acs.algorithm import ROOT, Node, PairSign, Result, Tree, left_out
+from services.sampler.acs.algorithm import ROOT, Known, Node, PairSign, Result, Tree
 from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
@@ -32,6 +33,8 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Pair, Run, config_json
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
+
+Reason = Literal["rank", "margin", "wording", "cap"]
 
 EXPORT_TREES, EXPORT_CHARS = 16, 128 * 1024  # read at once, by the records of those before
 MAX_NAME = 1024  # characters of an imported pair's ids, names and reason
@@ -265,6 +268,56 @@ def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:
             f"{differing or 'hypotheses'}; choose another key"
         )
     return run
+
+
+def highest_kept(by: NegativeFilter, best: float | None) -> float:
+    """The highest score that is kept when the best accepted premise scores `best`; None: none is accepted."""
+    if best is None:
+        return float("inf")
+    absolute = float("inf") if by.absolute_margin is None else best - by.absolute_margin
+    relative = float("inf") if by.relative_margin is None else best - by.relative_margin * abs(best)
+    return min(absolute, relative)
+
+
+def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:
+    """Why refused premises of a query are no negatives by the configuration of a run, by id.
+
+    An oracle also refuses what it does not recognise: a premise that scores like an accepted one, or says the same in
+    other words, may explain the query after all. The margins are those of NV-Retriever (Moreira et al. 2024,
+    arXiv:2407.15831), measured from the best-scored accepted premise of the query; a query without one has no margin.
+    Scores are compared only where the same query vector gave them: neither those of a conditioned node's rounds nor
+    those of two encoder versions. So the cap goes by ranks: of those that the filter leaves, the
+    `max_negatives_per_query` best-ranked stay (0: all), of equal ranks those of the vector that came first. A premise
+    without a rank was added by somebody: no rank or score leaves it out.
+    """
+    by, most = config.negative_filter, config.max_negatives_per_query
+    accepted = [pair for pair in known.pairs.values() if pair.explains]
+    best: dict[str, float] = {}
+    for pair in accepted:
+        if pair.premise.rank:
+            best[pair.vector] = max(pair.premise.score, best.get(pair.vector, pair.premise.score))
+    texts = (query, *(pair.premise.text for pair in accepted)) if by and by.rewordings else ()
+    same = set(map(same_key, texts))
+    vectors = list(dict.fromkeys(pair.vector for pair in known.pairs.values()))
+    refused = sorted(
+        (pair for pair in known.pairs.values() if pair.explains is False),
+        key=lambda pair: (not pair.premise.rank, pair.premise.rank, vectors.index(pair.vector), pair.premise.id),
+    )
+    found: dict[str, Reason] = {}
+    kept = 0
+    for pair in refused:
+        one = pair.premise
+        if by and one.rank and (one.rank < by.min_rank or 0 < by.max_rank < one.rank):
+            found[one.id] = "rank"
+        elif same and same_key(one.text) in same:
+            found[one.id] = "wording"
+        elif by and one.rank and one.score > highest_kept(by, best.get(pair.vector)):
+            found[one.id] = "margin"
+        elif 0 < most <= kept:
+            found[one.id] = "cap"
+        else:
+            kept += 1
+    return found
 
 
 def _record_json(tree: Tree, amended: Mapping[str, Amended]) -> str | None:

@@ -247,10 +247,11 @@ class NodeStore:
 def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremise, ...]:
     """What explains a judged node by the last amendments of its query: best rank first, then what those add."""
     result, above = tree.results[node.ordinal], {node.text, *tree.path(node)}
+    may = {*tree.within.only_ids, *(one.id for one in result.accepted)}
     new = {
         pair.premise.text: accepted(pair.premise, pair.leaf)
         for pair in amended.values()
-        if pair.explains and pair.premise.text not in above
+        if pair.explains and pair.premise.text not in above and (not tree.within.only_ids or pair.premise.id in may)
     }
     held = {one.text: one for one in result.accepted if one.id not in amended or one.text in new}
     return tuple({**held, **new}.values())
@@ -313,6 +314,7 @@ def _known_json(known: Known) -> str:
     if known.written:
         stored["written"] = [(one.text, one.author) for one in known.written]
     if known.statements:
+        stored["within"] = known.within
         stored["statements"] = [
             _ANSWER.dump_python(one, mode="json", exclude_defaults=True) for one in known.statements
         ]
@@ -330,7 +332,12 @@ def _known(run_id: str, row: str | None, amended: str | None) -> Known:
     for name, pair in _amended(amended).items():
         pairs[name] = replace(pairs.get(name, pair), explains=pair.explains, leaf=pair.leaf)
     written = (AcceptedPremise("", row[0], ADDED, leaf=False, author=row[1]) for row in stored.get("written", ()))
-    return Known(pairs, tuple(written), tuple(map(_ANSWER.validate_python, stored.get("statements", ()))))
+    return Known(
+        pairs,
+        tuple(written),
+        tuple(map(_ANSWER.validate_python, stored.get("statements", ()))),
+        stored.get("within", ""),
+    )
 
 
 def _amended(row: str | None) -> Amended:

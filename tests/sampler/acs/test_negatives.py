@@ -8,7 +8,8 @@ import pytest
 from aeenc.oracle import Candidate
 from aeenc.v1 import sampler_pb2, types_pb2
 from aeenc.values import NegativeFilter, RunConfig
-from services.sampler.acs.algorithm import ADDED, Known, KnownPair, highest_kept, left_out
+from services.sampler.acs.algorithm import ADDED, Known, KnownPair
+from services.sampler.execution.sampling import highest_kept, left_out
 from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
 POSITIVE = types_pb2.PAIR_SIGN_POSITIVE

@@ -10,7 +10,20 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, Answer, Task, Verdict
 from aeenc.trees import Accessible
-from support.worlds.sampler_world import FACTS, HYPOTHESES, SamplerWorld, at_work, brute_force, finish, pair_set, take
+from aeenc.v1 import sampler_pb2
+from support.waiting import eventually
+from support.worlds.sampler_world import (
+    FACTS,
+    HYPOTHESES,
+    QUEUE,
+    SamplerWorld,
+    at_work,
+    brute_force,
+    finish,
+    nearest,
+    pair_set,
+    take,
+)
 
 BEFORE = {text: Accessible(f"p{20 + 4 * n}") for n, (_, text) in enumerate(HYPOTHESES[:8])}
 
@@ -82,3 +95,47 @@ async def test_what_a_person_adds_must_be_accessible(world: SamplerWorld):
             with pytest.raises(errors.InvalidArgument, match=f"'{late}' is not accessible here"):
                 await people.submit(lease, [], additions=[late])
         await people.submit(lease, [], additions=[next(f"p{n}" for n in range(0, 20, 2) if f"p{n}" not in shown)])
+
+
+@pytest.mark.parametrize("step", [0, 4])
+async def test_what_an_oracle_adds_in_one_tree_explains_nothing_in_another_where_it_is_not_accessible(
+    world: SamplerWorld, step: int
+):
+    served = await Adding().start("127.0.0.1:0")
+    lists = {"a": ("p1", "p4"), "b": ("p1",), "c": ("p1", "p4", "p40")}
+    roots = [sampler_pb2.Hypothesis(id=name, text="hypothesis 0", only_ids=only) for name, only in lists.items()]
+    async with world.sampler(oracle={"target": f"127.0.0.1:{served.port}"}) as sampler:
+        run = await finish(sampler, hypotheses=roots, k=1, max_depth=0, step=step)
+        people = aeenc.PeopleClient(sampler.channel)
+        found = {name: (await people.get_tree(run.id, name)).nodes[0].accepted for name in lists}
+    await served.stop()
+    assert {name: {one.premise_id for one in accepted} - {""} for name, accepted in found.items()} == {
+        "a": {"p4"},
+        "b": set(),
+        "c": {"p4"},
+    }
+
+
+async def test_what_a_person_accepts_later_explains_nothing_in_a_tree_where_it_is_not_accessible(world: SamplerWorld):
+    best, new, later = [one for one, _, _ in nearest("hypothesis 0", 3)]
+    lists = {"a": (best, new, later), "b": (best,)}
+    roots = [sampler_pb2.Hypothesis(id=name, text="hypothesis 0", only_ids=only) for name, only in lists.items()]
+    async with world.sampler(queues={"team": QUEUE}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        run = await sampler.start_run(roots, corpus="science", oracle="team", k=1, max_depth=0)
+
+        async def queued() -> bool:
+            return bool([task async for task in people.list_tasks(run.id)])
+
+        await eventually(queued)
+        lease = await take(people, "ann")
+        answer = await people.submit(lease, [best], additions=[new])
+        await sampler.wait(run.id)
+        await people.amend(answer.answer_id, {}, "ann", additions=[later])
+        await sampler.resume(run.id)
+        await sampler.wait(run.id)
+        found = {name: (await people.get_tree(run.id, name)).nodes[0].accepted for name in lists}
+    assert {name: {one.premise_id for one in accepted} for name, accepted in found.items()} == {
+        "a": {best, new, later},
+        "b": {best},
+    }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 import aeenc
 from aeenc.oracle import EXPLAINS, REFUSES, Answer, NodeVerdictName, Task, Verdict
+from aeenc.trees import Accessible
+from aeenc.v1 import sampler_pb2
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, at_work, explains, finish, pair_set, take
 
 K, STEP = 20, 5
@@ -92,3 +96,81 @@ async def test_people_end_a_node_by_what_they_say_of_it(world: SamplerWorld):
         await people.submit(lease, [lease.task.candidates[0].premise.id], node_verdict="complete")
         ended = await sampler.wait(run_id)
         assert (ended.state.name, ended.progress.judgements) == ("SUCCEEDED", 2)
+
+
+class Missing(aeenc.Oracle):
+    """Accepts the best of the candidates asked about, and says of the node what it is told to, by round."""
+
+    name = "missing"
+
+    def __init__(self, *says: NodeVerdictName | None) -> None:
+        self.says = says
+        self.asked: list[tuple[str, ...]] = []
+
+    def judge(self, task: Task) -> Answer[Any]:
+        self.asked.append(tuple(one.id for one in task.candidates))
+        best = task.candidates[0].id
+        verdicts = {one.id: Verdict(EXPLAINS if one.id == best else REFUSES, leaf=True) for one in task.candidates}
+        return Answer(verdicts, node_verdict=self.says[min(len(self.asked), len(self.says)) - 1])
+
+
+async def accepted_in(sampler: aeenc.SamplerClient, run_id: str, *trees: str) -> list[list[str]]:
+    """What explains the roots of trees."""
+    people = aeenc.PeopleClient(sampler.channel)
+    roots = [(await people.get_tree(run_id, tree)).nodes[0] for tree in trees]
+    return [[one.premise_id for one in root.accepted] for root in roots]
+
+
+@asynccontextmanager
+async def answered_by(world: SamplerWorld, oracle: aeenc.Oracle, **settings: Any) -> AsyncIterator[aeenc.SamplerClient]:
+    served = await oracle.start("127.0.0.1:0")
+    async with world.sampler(oracle={"target": f"127.0.0.1:{served.port}", **settings}) as sampler:
+        yield sampler
+    await served.stop()
+
+
+TWICE = [("a", "hypothesis 0"), ("b", "hypothesis 0")]
+
+
+async def test_a_node_that_is_settled_in_another_tree_takes_over_all_that_explains_it(world: SamplerWorld):
+    oracle = Missing("premise_missing", "complete")
+    async with answered_by(world, oracle) as sampler:
+        ended = await finish(sampler, hypotheses=TWICE, k=4, step=4, max_depth=0)
+        found, taken_over = await accepted_in(sampler, ended.id, "a", "b")
+    assert (len(oracle.asked), len(found)) == (2, 2)
+    assert taken_over == found
+
+
+async def test_a_verdict_on_a_node_ends_it_only_where_the_same_was_accessible(world: SamplerWorld):
+    one, other = Accessible(only_ids=("p1", "p2")), Accessible(only_ids=("p3", "p4"))
+    oracle = Missing("not_explainable")
+    async with answered_by(world, oracle) as sampler:
+        hypotheses = [
+            sampler_pb2.Hypothesis(id=name, text=TWICE[0][1], only_ids=within.only_ids)
+            for name, within in (("a", one), ("b", other), ("c", other))
+        ]
+        ended = await finish(sampler, hypotheses=hypotheses, k=4, step=4, max_depth=0)
+        found = await accepted_in(sampler, ended.id, "a", "b", "c")
+    assert [sorted(asked) for asked in oracle.asked] == [["p1", "p2"], ["p3", "p4"]]
+    assert found == [[oracle.asked[0][0]], [oracle.asked[1][0]], [oracle.asked[1][0]]]
+
+
+async def test_a_node_that_a_spent_budget_leaves_in_the_middle_keeps_what_was_accepted(world: SamplerWorld):
+    oracle = Missing(None)
+    async with answered_by(world, oracle) as sampler:
+        ended = await finish(sampler, hypotheses=TREES, k=K, step=STEP, max_depth=0, max_judgements=2 * STEP)
+        found = await accepted_in(sampler, ended.id, *(name for name, _ in TREES))
+    assert ended.state.name == "SUCCEEDED"
+    asked = sorted(one[0] for one in oracle.asked)
+    assert (ended.progress.judgements, sorted(one for root in found for one in root)) == (2 * STEP, asked)
+    assert ended.progress.nodes_judged == sum(map(bool, found)) > 0
+
+
+async def test_a_run_that_is_taken_over_pays_for_the_next_step(world: SamplerWorld):
+    oracle = Missing(None)
+    async with answered_by(world, oracle, max_judgements=STEP) as sampler:
+        ended = await finish(sampler, hypotheses=TREES[:1], k=K, step=STEP, max_depth=0)
+        assert (ended.state.name, len(oracle.asked)) == ("FAILED", 1)
+        await sampler.resume(ended.id)
+        ended = await sampler.wait(ended.id)
+    assert (ended.state.name, [len(one) for one in oracle.asked]) == ("FAILED", [STEP])
