@@ -65,8 +65,7 @@ def build(settings: SamplerSettings) -> GrpcServer:
     oracles: dict[str, Gateway] = {
         name: OracleGateway(name, oracle, metrics) for name, oracle in settings.oracles.items()
     }
-    gateways = {name: PeopleGateway(name, one, tasks, queue) for name, one in settings.queues.items()}
-    oracles |= gateways
+    oracles |= {name: PeopleGateway(name, one, tasks, queue) for name, one in settings.queues.items()}
     runner = Runner(
         store,
         nodes,

@@ -21,7 +21,7 @@ from aeenc.values import (
     TreeState,
 )
 from services.corpus.sameness import same_key
-from services.kit.convert import ENVELOPE_BYTES, bounded, decode_enum, opened_by, to_duration, to_timestamp
+from services.kit.convert import ENVELOPE_BYTES, bounded, opened_by, to_duration, to_timestamp
 from services.kit.limits import AnswerRoom, Limits, check_count
 from services.sampler.acs.algorithm import PairSign
 from services.sampler.oracles.answers import cleaned
@@ -41,11 +41,12 @@ DEFAULT_MAX_DEPTH = 8
 START_BYTES = 64 * 1024 * 1024  # memory holds all hypotheses of a start at once
 MAX_MARGIN = 2.0  # cosines lie this far apart at most
 
-_SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
+SIGNS: dict[types_pb2.PairSign, PairSign | None] = {
     types_pb2.PAIR_SIGN_POSITIVE: "POSITIVE",
     types_pb2.PAIR_SIGN_NEGATIVE: "NEGATIVE",
     types_pb2.PAIR_SIGN_SKIPPED: "SKIPPED",
 }
+STATES = {number: TaskState(number) for number in people_pb2.TaskState.values() if number}
 _OF_PAIR = ("query", "premise_id", "premise", "reason")
 _ORIGIN = ("node_id", "rank", "score", "model_version", "generation", "oracle", "annotator", "grade", "note")
 
@@ -115,11 +116,6 @@ def to_run(run: Run) -> sampler_pb2.Run:
     )
 
 
-def from_sign(sign: types_pb2.PairSign) -> PairSign | None:
-    """The sign to list; None for all."""
-    return decode_enum(_SIGNS, sign, "sign", None)
-
-
 def to_pair(pair: Pair) -> types_pb2.Pair:
     """A pair."""
     origin = {name: getattr(pair, name) for name in _ORIGIN}
@@ -140,27 +136,18 @@ def from_pairs(messages: Sequence[types_pb2.Pair], limits: Limits) -> list[Pair]
 
 
 def _from_pair(message: types_pb2.Pair, place: str) -> Pair:
-    sign = _SIGNS.get(message.sign)
+    sign = SIGNS.get(message.sign)
     if sign is None:
         raise errors.InvalidArgument.field(f"{place}.sign", f"is {message.sign}; give POSITIVE, NEGATIVE or SKIPPED")
     origin = message.provenance
-    told: dict[str, Any] = {name: getattr(message, name) for name in _OF_PAIR}
-    told |= {name: getattr(origin, name) for name in _ORIGIN}
-    return Pair(
-        **{**told, "note": origin.note[:MAX_NOTE]},
-        sign=sign,
-        judged_at=_judged_at(origin, f"{place}.provenance.judged_at"),
-    )
-
-
-def _judged_at(origin: types_pb2.Provenance, field: str) -> str:
-    if not origin.HasField("judged_at"):
-        return now()
     try:
-        return origin.judged_at.ToDatetime(tzinfo=UTC).isoformat()
+        judged_at = origin.judged_at.ToDatetime(tzinfo=UTC).isoformat() if origin.HasField("judged_at") else now()
     except (OverflowError, ValueError):
         problem = f"is {origin.judged_at.seconds} s after 1970; give a time in the years 1 to 9999, or leave it out"
-        raise errors.InvalidArgument.field(field, problem) from None
+        raise errors.InvalidArgument.field(f"{place}.provenance.judged_at", problem) from None
+    told: dict[str, Any] = {name: getattr(message, name) for name in _OF_PAIR}
+    told |= {name: getattr(origin, name) for name in _ORIGIN}
+    return Pair(**{**told, "note": origin.note[:MAX_NOTE]}, sign=sign, judged_at=judged_at)
 
 
 def from_submission(request: people_pb2.SubmitVerdictsRequest) -> SentAnswer:
@@ -174,13 +161,6 @@ def from_answer(message: oracle_pb2.Answer) -> SentAnswer:
     if message.node_verdict not in oracle_pb2.NodeVerdict.values():
         raise errors.InvalidArgument.field("node_verdict", f"{message.node_verdict} is unknown; update the sampler")
     return SentAnswer(cleaned(Answer.from_message(message)))
-
-
-def from_state(state: people_pb2.TaskState) -> TaskState | None:
-    """The state to list; None for all."""
-    return decode_enum(
-        {number: TaskState(number) for number in people_pb2.TaskState.values() if number}, state, "state", None
-    )
 
 
 def to_lease(leased: LeasedTask) -> people_pb2.Lease:

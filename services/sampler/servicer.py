@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
 from aeenc.values import Answer, TaskEvent
-from services.kit.convert import page_within, position_of, to_timestamp
+from services.kit.convert import decode_enum, page_within, position_of, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
 from services.kit.limits import AnswerRoom, Limits
@@ -78,7 +78,9 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.ResumeRunResponse(run=convert.to_run(run))
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
-        read = partial(self._sampling.pairs, request.run_id, sign=convert.from_sign(request.sign))
+        read = partial(
+            self._sampling.pairs, request.run_id, sign=decode_enum(convert.SIGNS, request.sign, "sign", None)
+        )
         return await self._page(request, read, convert.to_pair, sampler_pb2.ListPairsResponse, "pairs")
 
     async def ImportPairs(
@@ -212,7 +214,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
         else:
             blind = caller().role < Role.ADJUDICATE
             viewer = caller().person(request.annotator, "annotator") if blind else person_name(request.annotator)
-            read = partial(self._overview.tasks, request.run_id, convert.from_state(request.state))
+            state = decode_enum(convert.STATES, request.state, "state", None)
+            read = partial(self._overview.tasks, request.run_id, state)
 
         def to_message(record: TaskRecord) -> people_pb2.JudgedTask:
             return convert.to_judged_task(record, mine if request.answered_by else record.hidden_from(viewer))

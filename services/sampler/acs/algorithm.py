@@ -274,8 +274,8 @@ class Known:
     @property
     def node_verdict(self) -> NodeVerdict:
         """The last verdict on the node that a remote oracle has given."""
-        said = [one.node_verdict for one in self.statements if one.node_verdict]
-        return said[-1] if said else NodeVerdict.UNSPECIFIED
+        said = (one.node_verdict for one in reversed(self.statements) if one.node_verdict)
+        return next(said, NodeVerdict.UNSPECIFIED)
 
 
 @dataclass(frozen=True)
@@ -375,8 +375,7 @@ class NodeRound:
 
     def after(self, known: Known, answer: NodeAnswer | None) -> tuple[NodeRound, NodeAnswer | None]:
         """The round with what is known now, and its answer without what people have amended since it was asked."""
-        before = self.known.pairs
-        newer = {one for one, now in known.pairs.items() if before.get(one) != now}
+        newer = {one for one, now in known.pairs.items() if self.known.pairs.get(one) != now}
         if answer is not None and newer:
             answer = replace(
                 answer,
@@ -408,10 +407,6 @@ class NodeRound:
             tuple(one for one in self._with_added(known) if one.id in answered),
             known,
         )
-
-    def failure(self) -> Outcome:
-        """The outcome of a node that the oracle leaves unanswered: what was known before. It records nothing."""
-        return Outcome(replace(self.outcome(None).result, failed=True))
 
     def next_round(self, outcome: Outcome, config: RunConfig, answer: NodeAnswer | None = None) -> NodeRound | None:
         """The node's next round: it asks the next candidates of a step, or is still to be retrieved for.
@@ -458,7 +453,3 @@ class NodeRound:
         further = [one.premise for one in known.pairs.values() if self.settled or one.premise.rank == ADDED]
         new = [one for one in further if one.id not in found]
         return [*self.candidates, *choose(self.tree.path(self.node), self.node.text, new, len(new))]
-
-    def asking(self, most: int) -> NodeRound:
-        """The round limited to its `most` best candidates."""
-        return replace(self, asked=self.asked[:most], reserved=0)

@@ -47,10 +47,9 @@ class RunHolds:
     async def hold(self, run: Run) -> None:
         """Points the run's label at its version, and holds its generation."""
         await self.hold_generation(run)
-        if self._registry is None:
-            return
         try:
-            await self._registry.set_label(self._generations.name(run.id), run.version)
+            if self._registry is not None:
+                await self._registry.set_label(self._generations.name(run.id), run.version)
         except errors.AeencError as error:
             log.warning("run goes on without its label", run=run.id, reason=error.message)
 
@@ -61,11 +60,10 @@ class RunHolds:
     async def drop(self, run_id: str) -> bool:
         """Deletes the run's label and ends its hold. False: one of them stays for now."""
         is_released = await self._generations.release(run_id)
-        if self._registry is None:
-            return is_released
         try:
             with contextlib.suppress(errors.NotFound):
-                await self._registry.delete_label(self._generations.name(run_id))
+                if self._registry is not None:
+                    await self._registry.delete_label(self._generations.name(run_id))
         except errors.AeencError as error:
             log.warning("the label of an ended run stays", run=run_id, reason=error.message)
             return False
@@ -74,12 +72,9 @@ class RunHolds:
     async def held(self) -> list[str]:
         """The runs that have a label or a hold; of labels none while the registry is away."""
         held = set(await self._generations.held())
-        if self._registry is None:
-            return sorted(held)
         try:
-            async for label in self._registry.list_labels():
-                if (match := _LABEL.fullmatch(label.name)) is not None:
-                    held.add(match[1])
+            labels = [label.name async for label in self._registry.list_labels()] if self._registry else []
+            held.update(match[1] for name in labels if (match := _LABEL.fullmatch(name)))
         except errors.AeencError as error:
             log.warning("labels of ended runs stay for now", reason=error.message)
         return sorted(held)

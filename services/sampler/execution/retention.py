@@ -21,7 +21,6 @@ from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
 from services.store.formats import NewerFormat
-from services.store.life_cycles import Expired
 from services.store.requests import Request
 
 log = get(__name__)
@@ -43,7 +42,8 @@ class Retention:
         self, runs: RunStore, parts: Sequence[KeysOf], holds: RunHolds, *, instance: str, keep_s: float, kept: int
     ) -> None:
         self._runs, self._parts, self._holds = runs, parts, holds
-        self._lease = runs.retention_lease(f"{instance}:{uuid.uuid4().hex[:8]}", LEASE_S)
+        # As of a run that has the name `retention`, which none has: their ids are hexadecimal.
+        self._lease = runs.cycles.lease("retention", f"{instance}:{uuid.uuid4().hex[:8]}", LEASE_S)
         self._keep_s, self._kept = keep_s, kept
 
     async def delete(self, run_id: str, request_id: str) -> None:
@@ -56,8 +56,13 @@ class Retention:
         if (before := await self._runs.cycles.requests.answer(request)) is not None:
             found = [Garbage(**row) for row in json.loads(before["garbage"])]
         else:
-            expired = await self._runs.cycles.expired(self._keep_s, self._kept)
-            found = [old for one in expired[:MOST] if (old := await self._measured(one)) is not None]
+            found = []
+            for one in (await self._runs.cycles.expired(self._keep_s, self._kept))[:MOST]:
+                with contextlib.suppress(errors.NotFound):  # deleted meanwhile
+                    record = await self._runs.cycles.get(one.id)
+                    parts = (keys for part in self._parts async for keys in part(one.id, record))
+                    size = sum([await self._runs.size_bytes(keys) async for keys in parts])
+                    found.append(Garbage(kind="run", id=one.id, reason=one.reason, bytes=size))
             await self._runs.cycles.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
         if not dry_run:
             for old in found:
@@ -121,14 +126,3 @@ class Retention:
             await self._runs.cycles.clear(run_id, remove)
         except errors.Unavailable as error:
             log.warning("a deleted run is removed later", run=run_id, reason=error.message)
-
-    async def _measured(self, one: Expired) -> Garbage | None:
-        try:
-            record = await self._runs.cycles.get(one.id)
-        except errors.NotFound:
-            return None
-        size = 0
-        for part in self._parts:
-            async for keys in part(one.id, record):
-                size += await self._runs.size_bytes(keys)
-        return Garbage(kind="run", id=one.id, reason=one.reason, bytes=size)

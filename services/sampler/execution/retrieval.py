@@ -65,7 +65,7 @@ class Retrieval:
         found: list[list[Candidate]] = []
         most = max(1, min(CALL_TEXTS, CALL_HITS // reach(run.config)))
         for _, alike in groupby(queries, lambda query: query[2]):  # a call has one filter
-            for part in in_calls(alike, _size_bytes, most):
+            for part in in_calls(alike, lambda query: sum(len(one.encode()) for one in (query[0], *query[1])), most):
                 found += [
                     [Candidate(hit.id, hit.text, rank, hit.score) for rank, hit in enumerate(hits, start=1)]
                     for hits in await self._retrieve(run, part)
@@ -136,8 +136,7 @@ class Retrieval:
         found: dict[str, Candidate] = {}
         for premise_id in ids:
             try:
-                look_up = partial(self.premises, run, [premise_id], accessible)
-                [found[premise_id]] = await self._patiently(run, look_up)
+                [found[premise_id]] = await self._patiently(run, partial(self.premises, run, [premise_id], accessible))
             except (errors.NotFound, errors.InvalidArgument) as error:
                 log.warning("an oracle adds a premise that may not be added", run=run.id, reason=error.message)
         return found
@@ -193,8 +192,3 @@ def in_calls(asked: Iterable[T], size_bytes: Callable[[T], int], most: int) -> l
         calls[-1].append(one)
         room -= size
     return calls
-
-
-def _size_bytes(query: Query) -> int:
-    text, accepted, _ = query
-    return len(text.encode()) + sum(len(premise_id.encode()) for premise_id in accepted)

@@ -200,8 +200,10 @@ class RunWorker:
                     await self._grow_tree(self._open_trees.get(tree.index, tree), due)
             for _, one in due:
                 await self._patiently(partial(self._oracle.grown, self._run.id, one))
-        if cut := self._cut_in_work():  # a task that somebody holds is looked at again later
-            await self._patiently(partial(self._oracle.withdraw, self._run.id, cut))
+        cut_of = {index: tree.cut for index, tree in self._open_trees.items() if tree.cut}
+        in_work = [f"{index}-{ordinal}" for index, ordinal in self._in_work if ordinal in cut_of.get(index, ())]
+        if in_work:  # nobody needs them any more; a task that somebody holds is looked at again later
+            await self._patiently(partial(self._oracle.withdraw, self._run.id, in_work))
 
     async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
         for query, one in due:
@@ -214,11 +216,6 @@ class RunWorker:
                     if self._all_read or tree.index <= self._last_index:  # else it is read in its turn
                         self._open_trees[tree.index] = tree
                         self._look_at([tree])
-
-    def _cut_in_work(self) -> list[str]:
-        """The ids of the nodes in work that nobody needs to be asked any more."""
-        cut = {index: tree.cut for index, tree in self._open_trees.items() if tree.cut}
-        return [f"{index}-{ordinal}" for index, ordinal in self._in_work if ordinal in cut.get(index, ())]
 
     async def _read_trees(self) -> None:
         while not self._all_read and (room := self._max_in_work - len(self._open_trees)) > 0:
@@ -304,7 +301,8 @@ class RunWorker:
         One that was withdrawn asks no more than before: a budget has covered that.
         """
         self._taken -= one.reserved
-        covered = one.asking(min(max(self._left, 0), one.reserved or MAX_REACH))
+        most = min(max(self._left, 0), one.reserved or MAX_REACH)
+        covered = replace(one, asked=one.asked[:most], reserved=0)
         if one.asked and not covered.asked:
             return None
         self._taken += len(covered.asked)
@@ -330,7 +328,7 @@ class RunWorker:
         """Asks the oracle in a call, or several where texts are long. None: its own budget does not cover the node."""
         granted = await self._within_oracle_budget(rounds)
         await self._make_sure()  # else we might repeat what a successor has asked and stored
-        parts = in_calls(granted, _size_bytes, len(granted))
+        parts = in_calls(granted, lambda one: sum(len(c.text.encode()) + 64 for c in one.asked), len(granted))
         calls = [self._oracle.judge(self._run.id, [_task(self._run, one) for one in part]) for part in parts]
         try:
             found = [await calls[0]] if len(calls) == 1 else await all_of(calls)
@@ -381,8 +379,9 @@ class RunWorker:
         if guilty and failed > max(FEW, MOST_FAILED * len(self._last)):
             reason = f"{failed} of the last {len(self._last)} nodes got no answer; the last: {unanswered[-1][1].reason}"
             raise RunFailed(self._oracle.describe(reason))
-        for one in guilty:
-            await self._record(one, one.failure(), None, last=True)
+        for one in guilty:  # what was known before explains it, and nothing is recorded
+            known_before = replace(one.outcome(None).result, failed=True)
+            await self._record(one, Outcome(known_before), None, last=True)
         self._unanswered += doubtful
         if idle and doubtful:
             one, outcome = doubtful[0]
@@ -458,10 +457,6 @@ class RunWorker:
             except errors.Unavailable as error:
                 log.warning("run waits for redis", run=self._run.id, reason=error.message)
                 await asyncio.sleep(REDIS_PAUSE_S)
-
-
-def _size_bytes(one: NodeRound) -> int:
-    return sum(len(candidate.text.encode()) + 64 for candidate in one.asked)
 
 
 def _task(run: Run, node_round: NodeRound) -> Task:

@@ -139,9 +139,7 @@ class Sampling:
         request = Request(request_id, "ResumeRun", {"run_id": run_id})
         oracle = self._oracles.get((await self.runs.get(run_id)).config.oracle)
         grows = oracle is not None and bool(await oracle.amended(run_id))
-        resumable: list[State] = ["FAILED", "CANCELLED"]
-        if grows:
-            resumable.append("SUCCEEDED")
+        resumable: tuple[State, ...] = ("FAILED", "CANCELLED", "SUCCEEDED") if grows else ("FAILED", "CANCELLED")
         answer = await self.runs.cycles.transition(run_id, resumable, "PENDING", request=request)
         if answer == "SUCCEEDED":
             raise errors.FailedPrecondition(f"run {run_id} has succeeded; start a new run")
@@ -215,19 +213,16 @@ class Sampling:
         run = await self.runs.get(run_id)
         start, count = 0, 1
         while start < run.progress.trees:
-            records = await self._records(run_id, range(start, min(start + count, run.progress.trees)))
-            for hypothesis_id, record in records:
-                yield hypothesis_id, record
+            trees = await self._nodes.trees(run_id, range(start, min(start + count, run.progress.trees)))
+            queries = list({node.text for tree in trees for node in tree.nodes})
+            amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
+            largest = 1
+            for tree in trees:
+                if record := _record_json(tree, amended):
+                    largest = max(largest, len(record))
+                    yield tree.hypothesis_id, record
             start += count
-            largest = max((len(record) for _, record in records), default=1)
             count = min(2 * count, EXPORT_TREES, max(1, EXPORT_CHARS // largest))
-
-    async def _records(self, run_id: str, indexes: Sequence[int]) -> list[tuple[str, str]]:
-        trees = await self._nodes.trees(run_id, indexes)
-        queries = list({node.text for tree in trees for node in tree.nodes})
-        amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
-        records = ((tree.hypothesis_id, _record_json(tree, amended)) for tree in trees)
-        return [(name, record) for name, record in records if record is not None]
 
 
 def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:

@@ -8,7 +8,7 @@ one is left out and logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,22 +139,22 @@ def admitted(task: Task, answer: NodeAnswer, found: Mapping[str, Candidate]) -> 
     answer = replace(answer, verdicts=verdicts, proposed=(), added=tuple(added.values()))
     if answer.statement is None:
         return answer
-    said = without_faults(task, answer.statement, {name for name, one in verdicts.items() if explains(one)})
+    said = without_faults(task, answer.statement, verdicts)
     written = tuple(AcceptedPremise("", text, ADDED, leaf=False, author=said.annotator) for text in said.intermediates)
     return replace(answer, written=written, statement=said)
 
 
-def check(task: Task, said: Answer, accepted: Collection[str]) -> None:
-    """Refuses the first fault. `accepted` are the premises (ids) accepted with it. Raises InvalidArgument."""
-    for fault in _faults(task, said, accepted):
+def check(task: Task, said: Answer, verdicts: Mapping[str, Verdict]) -> None:
+    """Refuses the first fault. `verdicts` are those that hold with it, by premise (id). Raises InvalidArgument."""
+    for fault in _faults(task, said, verdicts):
         raise errors.InvalidArgument.field(fault.field, fault.problem)
 
 
-def without_faults(task: Task, said: Answer, accepted: Collection[str]) -> Answer:
+def without_faults(task: Task, said: Answer, verdicts: Mapping[str, Verdict]) -> Answer:
     """The answer without what may not be said, which is logged; a long inference is cut."""
     known = said.node_verdict if said.node_verdict in tuple(NodeVerdict) else NodeVerdict.UNSPECIFIED
     said = replace(said, inference=said.inference[:MAX_WRITTEN], node_verdict=known)
-    wrong = {fault.item: fault for fault in _faults(task, said, accepted)}
+    wrong = {fault.item: fault for fault in _faults(task, said, verdicts)}
     for fault in wrong.values():
         log.warning("an answer's part is left out", task=task.task_id, field=fault.field, reason=fault.problem)
     left: dict[str, Any] = {
@@ -163,7 +163,7 @@ def without_faults(task: Task, said: Answer, accepted: Collection[str]) -> Answe
     return replace(said, **left)
 
 
-def _faults(task: Task, said: Answer, accepted: Collection[str]) -> Iterator[Fault]:
+def _faults(task: Task, said: Answer, verdicts: Mapping[str, Verdict]) -> Iterator[Fault]:
     for name, most in _LISTS.items():
         given = getattr(said, name)
         for at in range(most, len(given)):
@@ -178,7 +178,15 @@ def _faults(task: Task, said: Answer, accepted: Collection[str]) -> Iterator[Fau
         elif text in candidates:
             told = f"{text!r} is the candidate {candidates[text]!r} of the task; judge it among `verdicts`"
             yield Fault(field, told, item)
-    yield from _ways(said, {*accepted, *(premise.id for premise in task.accepted)})
+    accepted = {premise.id for premise in task.accepted}
+    accepted |= {premise_id for premise_id, verdict in verdicts.items() if explains(verdict)}
+    for at, way in enumerate(said.alternatives):
+        field, item = f"alternatives[{at}].premise_ids", ("alternatives", at)
+        if not way.premise_ids:
+            yield Fault(field, "is empty; name the premises that explain the query together", item)
+        for premise_id in way.premise_ids:
+            if premise_id not in accepted:
+                yield Fault(field, f"names {premise_id!r}, which this answer does not accept", item)
 
 
 def _words(said: Answer) -> Iterator[Fault]:
@@ -192,14 +200,3 @@ def _words(said: Answer) -> Iterator[Fault]:
             yield Fault(field, f"has {len(text)} characters; at most {MAX_WRITTEN}", item)
     if len(said.inference) > MAX_WRITTEN:
         yield Fault("inference", f"has {len(said.inference)} characters; at most {MAX_WRITTEN}")
-
-
-def _ways(said: Answer, accepted: Collection[str]) -> Iterator[Fault]:
-    """The faults of alternatives."""
-    for at, way in enumerate(said.alternatives):
-        field, item = f"alternatives[{at}].premise_ids", ("alternatives", at)
-        if not way.premise_ids:
-            yield Fault(field, "is empty; name the premises that explain the query together", item)
-        for premise_id in way.premise_ids:
-            if premise_id not in accepted:
-                yield Fault(field, f"names {premise_id!r}, which this answer does not accept", item)

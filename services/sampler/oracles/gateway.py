@@ -250,7 +250,7 @@ class OracleGateway(Gateway):
 
     settings: OracleSettings
 
-    def __init__(self, name: str, settings: OracleSettings, metrics: OracleMetrics | None = None) -> None:
+    def __init__(self, name: str, settings: OracleSettings, metrics: OracleMetrics) -> None:
         self.name = name
         self.settings = settings
         peer = {name: getattr(settings, name) for name in ("token", "ca", "cert", "key", "plain_token", "timeout_s")}
@@ -259,7 +259,7 @@ class OracleGateway(Gateway):
         self._client = OracleClient(Channel(settings.target, **peer))
         self._places = asyncio.Semaphore(settings.max_concurrency)
         self._breaker = Breaker(settings.breaker_failures)
-        self._metrics = metrics or OracleMetrics(CollectorRegistry())
+        self._metrics = metrics
         self._last_reason = ""
 
     def begin(self) -> None:
@@ -306,8 +306,7 @@ class OracleGateway(Gateway):
         missing, size, attempt = list(tasks), len(tasks), 0
         while True:
             parts = [missing[start : start + size] for start in range(0, len(missing), size)]
-            now = time.monotonic()
-            alone |= {part[0].task_id: now for part in parts if len(part) == 1}
+            alone |= {part[0].task_id: time.monotonic() for part in parts if len(part) == 1}
             calls = await all_of(self._call(run_id, part) for part in parts)
             answered += [one for call in calls for one in call.answered]
             left = [call for call in calls if call.missing]

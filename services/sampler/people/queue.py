@@ -35,9 +35,6 @@ from services.store.requests import Request
 LEASE_TIMES = 3.0  # of the mean answer time
 MAX_TASKS = 64
 
-LookUp = Callable[[Run, Sequence[str], Accessible], Awaitable[list[Candidate]]]
-Follow = Callable[..., Awaitable[Run]]  # `execution.holds.RunHolds.follow`
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -80,8 +77,8 @@ class TaskQueue:
         tasks: TaskStore,
         queues: Mapping[str, QueueSettings],
         controls: ControlItems,
-        look_up: LookUp,
-        follow: Follow,
+        look_up: Callable[[Run, Sequence[str], Accessible], Awaitable[list[Candidate]]],
+        follow: Callable[..., Awaitable[Run]],
         message_bytes: int,
     ) -> None:
         self._message_bytes = message_bytes
@@ -213,8 +210,7 @@ class TaskQueue:
             problem = "holds more than verdicts, which alone are adjudicated; amend it"
             raise errors.InvalidArgument.field("answer", problem)
         run = await self._runs.get(run_id)
-        said = SentAnswer(decision).said
-        asked = {"run_id": run_id, "task_id": task_id, "annotator": adjudicator, "answer": said}
+        asked = {"run_id": run_id, "task_id": task_id, "annotator": adjudicator, "answer": SentAnswer(decision).said}
         request = Request(request_id, "Adjudicate", asked)
         return await self._change(run, task_id, lambda old, at: steps.adjudicate(old, decision, at), request)
 
@@ -263,8 +259,7 @@ class TaskQueue:
         before = await self._runs.get(wanted.run_id)
         await self.send_back(before, wanted, lease_id, who, dry_run=True)  # refuses what there is not
         run = await self._follow(wanted.run_id, dry_run=dry_run)
-        tasks = await self.send_back(run, wanted, lease_id, who, dry_run=dry_run)
-        return run, tasks
+        return run, await self.send_back(run, wanted, lease_id, who, dry_run=dry_run)
 
     async def send_back(
         self, run: Run, wanted: Wanted, lease_id: str = "", who: str = "", *, dry_run: bool = False

@@ -25,7 +25,6 @@ from services.sampler.people.tasks import (
     SentAnswer,
     TaskAnswer,
     TaskRecord,
-    Verdicts,
     addition,
     by_premise,
     complete,
@@ -37,7 +36,6 @@ from services.sampler.people.tasks import (
 
 MAX_HELD_S = 3600.0  # after an hour without an answer a task goes to another person, renewed or not
 MIN_ELAPSED_S = 0.1
-_CORRECTIONS = (TaskEventKind.AMENDED, TaskEventKind.ADJUDICATED)  # of what was settled
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ class Change:
     @property
     def corrects(self) -> str:
         """Who has changed what the run has gone on with; empty: nobody."""
-        said = (one.person for one in self.events if self.record.settled and one.kind in _CORRECTIONS)
-        return next(said, "")
+        said = (one.person for one in self.events if one.kind in (TaskEventKind.AMENDED, TaskEventKind.ADJUDICATED))
+        return next(said, "") if self.record.settled else ""
 
 
 def _event(kind: TaskEventKind, person: str = "", **said: Any) -> TaskEvent:
@@ -130,7 +128,7 @@ def submit(record: TaskRecord, lease_id: str, sent: SentAnswer, seq: int, at: fl
             raise errors.FailedPrecondition(f"lease {lease_id} {problem}", reason=reason)
     chosen = read_verdicts(record.task.candidates, sent.answer.verdicts)
     added = read_verdicts(map(addition, sent.answer.additions), sent.answer.additions, "additions")
-    _check(record.task, sent.answer, chosen | added)
+    check(record.task, sent.answer, chosen | added)
     took_s = at - held.taken_at if sent.elapsed_s is None else sent.elapsed_s
     took_s = min(max(took_s, MIN_ELAPSED_S), MAX_HELD_S)
     answer_id, late = _answer_id(record), not held.live(at)
@@ -187,7 +185,7 @@ def amend(
     seen = {one.premise_id: one.in_sight_ms for one in before.verdicts}  # by its author, whoever amends it
     chosen = {one: replace(verdict, in_sight_ms=seen.get(one, 0)) for one, verdict in chosen.items()}
     holding = {**given.verdicts, **chosen}
-    _check(record.task, new, holding)
+    check(record.task, new, holding)
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
         raise errors.FailedPrecondition(
             f"{decided} of task {record.task.task_id!r} were decided by {record.adjudicator}, which stands above every "
@@ -326,10 +324,6 @@ def put_back(record: TaskRecord, task: Task) -> Change:
         return Change(record)
     asked = replace(task, task_id=record.task.task_id)
     return Change(replace(record, task=asked, withdrawn=False), (_event(TaskEventKind.QUEUED),))
-
-
-def _check(task: Task, answer: Answer, holding: Verdicts) -> None:
-    check(task, answer, {premise_id for premise_id, verdict in holding.items() if explains(verdict)})
 
 
 def _decided(change: Change, at: float) -> Change:

@@ -31,8 +31,6 @@ FORMAT_VERSION = 1
 CANDIDATE_BYTES = 128  # of one in a lease, beside its id and its text
 
 TASKS_READ = 8  # at once by who reads all of a run or a tree: one may fill an answer
-Policy = Literal["majority", "adjudicate"]
-Ending = Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"]
 Verdicts = dict[str, Verdict]
 
 
@@ -72,7 +70,7 @@ class Lease:
     annotator: str
     taken_at: float
     expires_at: float
-    ended: Ending = ""
+    ended: Literal["", "ANSWERED", "RELEASED", "EXPIRED", "MOOT"] = ""
     answer_id: str = ""
     client_seq: int = 0
     said: str = ""
@@ -126,7 +124,7 @@ class TaskRecord:
     run_id: str
     task: Task
     overlap: int
-    policy: Policy
+    policy: Literal["majority", "adjudicate"]
     gold: dict[str, bool] = field(default_factory=dict)
     leases: tuple[Lease, ...] = ()
     answers: tuple[TaskAnswer, ...] = ()

@@ -45,7 +45,6 @@ class RunKeys(WorkKeys):
 
     def __init__(self, namespace: str) -> None:
         super().__init__(namespace, "run")
-        self.retention = f"{self.prefix}runs:retention"  # the lease of who removes old runs
         self.all_events = f"{self.prefix}task-events"
 
     def tree(self, run_id: str, index: int) -> str:

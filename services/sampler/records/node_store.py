@@ -352,7 +352,7 @@ def _row(text: str, values: int) -> list[Any]:
 
 
 def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
-    hypothesis_id, text, question, answer, *accessible = _row(hypothesis, 6)
+    hypothesis_id, text, question, answer, before_id, only_ids = _row(hypothesis, 6)
     nodes = [Node(ROOT, text)]
     results: dict[int, Result] = {}
     for name, value in record.items():
@@ -363,8 +363,5 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             failed, accepted, *further = _row(value, 3)
             results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
-    tree = Tree(index, hypothesis_id, nodes, results, int(record.get("depth", 0)), question, answer)
-    if accessible:  # a run of an earlier release says nothing of it
-        tree.within = Accessible(accessible[0], tuple(accessible[1]))
-    tree.cut = cut_nodes(nodes, results)
-    return tree
+    depth, within = int(record.get("depth", 0)), Accessible(before_id, tuple(only_ids))
+    return Tree(index, hypothesis_id, nodes, results, depth, question, answer, cut_nodes(nodes, results), within)

@@ -26,8 +26,8 @@ from services.sampler.records.runs import (
     parse_time,
 )
 from services.store.formats import NewerFormat
-from services.store.life_cycles import Entry, LifeCycles, State, Step, WorkLease, emit_script
-from services.store.redis import Leases, Script, raising_unavailable
+from services.store.life_cycles import Entry, LifeCycles, State, Step, emit_script
+from services.store.redis import Script, raising_unavailable
 from services.store.requests import Request
 
 CHUNK = 1000
@@ -161,10 +161,6 @@ class RunStore:
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
         await self.cycles.delete(run_id, lambda record: config_from_json(record["config"]).idempotency_key, request)
-
-    def retention_lease(self, owner: str, lease_s: float) -> WorkLease:
-        """The lease of who removes old runs, not taken yet."""
-        return WorkLease(Leases(self._redis), self._keys.retention, owner, lease_s)
 
     async def remove(self, keys: Sequence[str]) -> None:
         """Removes keys; Redis frees their memory beside its work."""
