@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.encoding import selector
-from aeenc.calls.inputs import CHUNK_BYTES, accessible_by_text, begins_again, change, chunks, each, enum_value
+from aeenc.calls.inputs import (
+    CHUNK_BYTES,
+    accessible_by_text,
+    begins_again,
+    change,
+    check_used,
+    chunks,
+    each,
+    enum_value,
+)
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
@@ -107,11 +116,13 @@ class SamplerClient:
 
         async def requests() -> AsyncIterator[sampler_pb2.StartRunRequest]:
             message = sampler_pb2.StartRunRequest(config=keyed)
-            messages = (_hypothesis(root, held) async for root in each(hypotheses, "hypotheses"))
+            texts: set[str] = set()  # of roots that are no messages, which say themselves what is accessible
+            messages = (_hypothesis(root, held, texts) async for root in each(hypotheses, "hypotheses"))
             async for chunk in chunks(messages, CHUNK_HYPOTHESES, CHUNK_BYTES):
                 message.hypotheses.extend(chunk)
                 yield message
                 message = sampler_pb2.StartRunRequest()
+            check_used(held, texts, "hypotheses, as (id, text)")
             if message.HasField("config"):
                 yield message  # without a hypothesis, which is the service's to refuse
 
@@ -240,12 +251,17 @@ def _with_options(config: sampler_pb2.RunConfig, **options: Any) -> sampler_pb2.
     return changed
 
 
-def _hypothesis(root: Any, accessible: Mapping[str, Accessible]) -> sampler_pb2.Hypothesis:
-    """Returns the message of a Root. Raises InvalidArgument for what the caller's types should have kept out."""
+def _hypothesis(root: Any, accessible: Mapping[str, Accessible], texts: set[str]) -> sampler_pb2.Hypothesis:
+    """Returns the message of a Root, and notes its text in `texts`.
+
+    Raises InvalidArgument for what the caller's types should have kept out.
+    """
     if isinstance(root, sampler_pb2.Hypothesis):
         return root
     if isinstance(root, str) or not isinstance(root, Sequence) or len(root) not in {2, len(ROOT_FIELDS)}:
         raise InvalidArgument.field("hypotheses", f"has {shown(root)}; give (id, text) or (id, text, question, answer)")
+    if accessible:
+        texts.add(root[1])
     told = accessible.get(root[1])
     return message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)), **(vars(told) if told else {}))
 

@@ -14,6 +14,7 @@ from aeenc.calls.inputs import (
     accessible_by_text,
     begins_again,
     change,
+    check_used,
     chunks,
     each,
     enum_value,
@@ -317,6 +318,7 @@ async def _evaluate_items(
             held.MergeFrom(gold)  # the caller's message stays as it is
             gold = held
         yield trainer_pb2.EvaluateRequest(queries=[gold])
+    check_used(accessible, texts, "queries")
     async for query in each(training, "training"):
         learnt = gold_query(query)
         if learnt.grades and len(learnt.grades) != len(learnt.premises):

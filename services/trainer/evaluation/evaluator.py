@@ -24,7 +24,7 @@ from aeenc.trees import EVERYTHING
 from services.corpus.active import read_active
 from services.corpus.generation import Generation, open_generation
 from services.kit.concurrency import run_in_thread
-from services.kit.limits import Limits, check_texts
+from services.kit.limits import Limits, check_count, check_texts
 from services.store.artifacts import ArtifactStore
 from services.trainer.evaluation.parts import ConditionedQueries, Part, parts_seen, with_several_gold
 from services.trainer.evaluation.protocol import (
@@ -207,6 +207,9 @@ class Evaluator:
         for name, texts in (("queries", [query.text for query in spec.queries]), ("trees", trees)):
             for start in range(0, len(texts), self.limits.items) or ([0] if name == "queries" else []):
                 check_texts(texts[start : start + self.limits.items], self.limits, name)
+        for position, query in enumerate(spec.queries):
+            if query.accessible.only_ids:
+                check_count(len(query.accessible.only_ids), self.limits, f"queries[{position}].only_ids")
         merged = merge_queries(spec.queries)
         premises = sum(len(query.gold) for query in merged)
         room = self.limits.message_bytes - ANSWER_BYTES * (REPORT + len(merged))

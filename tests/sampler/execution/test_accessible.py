@@ -61,6 +61,10 @@ async def test_unknown_premises_and_long_lists_are_refused_at_the_start(world: S
             await finish(sampler, accessible={"hypothesis 1": Accessible("p99")})
         with pytest.raises(errors.InvalidArgument, match=r"hypotheses\[1\].only_ids"):
             await finish(sampler, accessible={"hypothesis 1": Accessible(only_ids=("p1",) * 1025)})
+        message = sampler_pb2.Hypothesis(id="a", text="hypothesis 1")
+        for roots, text in ((HYPOTHESES, "hypothesis  1"), ([message], "hypothesis 1")):
+            with pytest.raises(errors.InvalidArgument, match=f"'{text}', which is none of the hypotheses"):
+                await finish(sampler, hypotheses=roots, accessible={text: Accessible("p1")})
 
 
 class Adding(aeenc.Oracle):

@@ -164,6 +164,7 @@ async def test_only_what_is_accessible_to_a_query_is_ranked_for_it(world: World,
     [
         (Accessible("p 0"), errors.InvalidArgument, "gold premise .* is not accessible"),
         (Accessible(only_ids=("p 1",)), errors.InvalidArgument, "is not accessible: .* `only_ids`"),
+        (Accessible(only_ids=("p 1",) * 1025), errors.TooLarge, r"queries\[1\].only_ids"),
         (Accessible("p 999"), errors.NotFound, "'p 999', by which query"),
     ],
 )
@@ -172,6 +173,8 @@ async def test_gold_that_is_not_accessible_and_unknown_ids_are_refused_by_name(
 ):
     with pytest.raises(error, match=said):
         await world.evaluate(GOLD[:3], accessible={QUERIES[1]: accessible})
+    with pytest.raises(errors.InvalidArgument, match="'why', which is none of the queries"):
+        await world.evaluate(GOLD[:3], accessible={"why": accessible})
     twice = [types_pb2.GoldQuery(text=QUERIES[1], premises=[FACTS[1]], before_id=one) for one in ("p 5", "p 6")]
     with pytest.raises(errors.InvalidArgument, match="is there twice with other before_id"):
         await world.evaluate(twice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -55,6 +55,12 @@ def accessible_by_text(given: Any) -> Mapping[str, Accessible]:
         raise InvalidArgument.field("accessible", f"is {shown(given)}; give a mapping of texts")
     check_accessible(given.values())
     return given
+
+
+def check_used(accessible: Mapping[str, Accessible], texts: Container[str], field: str) -> None:
+    """Raises InvalidArgument for a text that is not there: to the one that is meant, all would be accessible."""
+    if unknown := [text for text in accessible if text not in texts]:
+        raise InvalidArgument.field("accessible", f"has {shown(unknown[0])}, which is none of the {field}; correct it")
 
 
 def check_accessible(given: Iterable[Any]) -> None:

@@ -24,6 +24,7 @@ from aeenc.trees.dataset import Accessible, Dataset
 Source = Dataset | RatedDataset
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
+MAX_ONLY = 1024  # premises that are listed for a query
 
 
 def load_data(directory: Path | str) -> Source:
@@ -106,8 +107,13 @@ def _judged(qrels: Path, facts: Mapping[str, str], queries: Mapping[str, RatedQu
 
 def _accessible(path: Path, name: str, record: Mapping[str, object]) -> Accessible:
     before, only = record.get("before", ""), record.get("only", [])
-    if not isinstance(before, str) or not isinstance(only, list) or not all(isinstance(one, str) for one in only):
-        raise InvalidArgument(f"{path}: query {name!r}: `before` must be a corpus-id, and `only` a list of them")
+    is_empty = any(field in record and not record[field] for field in ("before", "only"))
+    is_list = isinstance(only, list) and len(only) <= MAX_ONLY and all(isinstance(one, str) for one in only)
+    if is_empty or not isinstance(before, str) or not isinstance(only, list) or not is_list:
+        raise InvalidArgument(
+            f"{path}: query {name!r}: `before` must be a corpus-id, and `only` a list of 1 to {MAX_ONLY:,} of them; "
+            "leave them out where all may explain it"
+        )
     return Accessible(before, tuple(only))
 
 

@@ -226,7 +226,9 @@ def evaluate(
     if fold_same and corpus:
         raise InvalidArgument("--fold-same builds a corpus of its own from --data; leave --corpus or --fold-same out")
     dataset = load_data(data)
-    queries, accessible = gold_of(dataset, split), accessible_of(dataset, split)
+    queries = gold_of(dataset, split)
+    asked = {text for text, _ in queries}
+    accessible = {text: one for text, one in accessible_of(dataset, split).items() if text in asked}
     strata = strata_of(by or (), dataset, split)
     pairs = [(query, [one for one, grade in gold.items() if grade]) for query, gold in strict_gold(queries)]
     prior = retrieval.prior if retrieval else 0.0
