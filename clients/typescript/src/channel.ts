@@ -18,6 +18,8 @@ const PING_TIMEOUT_MS = 60_000;
 export interface ChannelOptions {
   token: string | undefined;
   ca: string | undefined;
+  cert: string | undefined;
+  key: string | undefined;
   tls: boolean;
   plainToken: boolean;
   timeoutMs: number;
@@ -42,8 +44,14 @@ export class Channel implements Transport {
         `plainToken: is off, so no token travels to ${target}, another host, without TLS; give ca, or tls: true where a public authority certifies it or, in a network that you trust, plainToken: true`,
       );
     }
+    if (!options.cert !== !options.key) {
+      throw new AeencError("INVALID_ARGUMENT", "cert and key belong together; give both or neither");
+    }
+    if (options.cert && !options.tls) {
+      throw new AeencError("INVALID_ARGUMENT", "cert: needs TLS; give ca or tls: true, or leave out cert and key");
+    }
     const baseUrl = `${options.tls ? "https" : "http"}://${target}`;
-    const tls = options.ca ? { ca: readFileSync(options.ca) } : {};
+    const tls = { ca: bytesOf("ca", options.ca), cert: bytesOf("cert", options.cert), key: bytesOf("key", options.key) };
     this.#sessions = new Http2SessionManager(baseUrl, { pingIntervalMs: PING_MS, pingTimeoutMs: PING_TIMEOUT_MS }, tls);
     this.#inner = createGrpcTransport({ baseUrl, sessionManager: this.#sessions });
   }
@@ -107,6 +115,14 @@ export class Channel implements Transport {
     if (!headers.has("x-request-id")) headers.set("x-request-id", randomUUID().replaceAll("-", ""));
     if (this.options.token) headers.set("authorization", `Bearer ${this.options.token}`);
     return headers;
+  }
+}
+
+function bytesOf(name: string, path: string | undefined): Buffer | undefined {
+  try {
+    return path ? readFileSync(path) : undefined;
+  } catch (error) {
+    throw new AeencError("INVALID_ARGUMENT", `${name}: ${JSON.stringify(path)} cannot be read (${error})`);
   }
 }
 

@@ -159,13 +159,13 @@ export class Client {
     if (service.file.proto.package !== "aeenc.v1" || !target) {
       throw new AeencError("INVALID_ARGUMENT", `${service.typeName} is none of the services; give one of aeenc/v1`);
     }
-    const key = `${place} ${admin ?? ""}`;
-    let channel = this.#channels.get(key);
+    const slot = `${place} ${admin ?? ""}`;
+    let channel = this.#channels.get(slot);
     if (!channel) {
       const token = admin ? this.#targets.adminToken : this.#targets.token;
-      const { ca, tls, plainToken } = this.#targets;
-      channel = new Channel(target, { token, ca, tls, plainToken, timeoutMs: this.#timeoutMs });
-      this.#channels.set(key, channel);
+      const { ca, cert, key, tls, plainToken } = this.#targets;
+      channel = new Channel(target, { token, ca, cert, key, tls, plainToken, timeoutMs: this.#timeoutMs });
+      this.#channels.set(slot, channel);
     }
     return createClient(service, channel);
   }

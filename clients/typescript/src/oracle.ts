@@ -10,7 +10,9 @@ import { BlockList, isIP, type AddressInfo } from "node:net";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError } from "./errors.js";
-import { Judgement as JudgementNumber, NodeVerdict, OracleService, type OracleTask } from "./gen/aeenc/v1/oracle_pb.js";
+import {
+  Judgement as JudgementNumber, NodeVerdict, OracleService, Remark, type OracleTask,
+} from "./gen/aeenc/v1/oracle_pb.js";
 import { type RankedPremise } from "./gen/aeenc/v1/types_pb.js";
 import { ErrorInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 
@@ -30,6 +32,11 @@ const NODE_NUMBERS: Record<NonNullable<NodeAnswer["nodeVerdict"]>, NodeVerdict> 
   not_explainable: NodeVerdict.NOT_EXPLAINABLE,
 };
 
+const REMARK_NUMBERS: Record<NonNullable<Verdict["remark"]>, Remark> = {
+  irrelevant: Remark.IRRELEVANT,
+  bad_fact: Remark.BAD_FACT,
+};
+
 /** A premise put before the oracle; `rank` counts from 1, `score` is a cosine. */
 export interface Candidate {
   id: string;
@@ -46,6 +53,8 @@ export interface Task {
   path: string[];
   accepted: Candidate[];
   candidates: Candidate[];
+  /** The encoder version that retrieved the candidates; empty where it was not noted. */
+  modelVersion: string;
 }
 
 /** The judgement of one candidate. A `leaf` explains the query and needs no explanation itself. */
@@ -56,6 +65,8 @@ export interface Verdict {
   grade?: number;
   /** Who judged, unless it was the oracle itself. */
   annotator?: string;
+  /** What was remarked on the candidate beside the judgement; it decides nothing. */
+  remark?: "irrelevant" | "bad_fact";
 }
 
 /**
@@ -166,6 +177,7 @@ async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
     path: message.path,
     accepted: message.accepted.map(candidateOf),
     candidates: message.candidates.map(candidateOf),
+    modelVersion: message.modelVersion,
   };
   const answer = await judged(oracle, task);
   const whole = isWhole(answer, task) ? answer : undefined;
@@ -181,8 +193,9 @@ async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
     inference: whole?.inference,
     written: [...(whole?.written ?? [])],
     verdicts: task.candidates.map(({ id }) => {
-      const { judgement, leaf, grade, annotator } = verdicts.get(id) ?? { judgement: "unseen" };
-      return { premiseId: id, judgement: NUMBERS[judgement], leaf, grade, annotator };
+      const { judgement, leaf, grade, annotator, remark } = verdicts.get(id) ?? { judgement: "unseen" };
+      const remarked = remark && REMARK_NUMBERS[remark];
+      return { premiseId: id, judgement: NUMBERS[judgement], leaf, grade, annotator, remark: remarked };
     }),
   };
 }
@@ -227,7 +240,8 @@ function readAnswer(task: Task, answer: unknown): Map<string, Verdict> {
 
 function readVerdict(id: string, given: unknown): Verdict {
   const verdict = (typeof given === "string" ? { judgement: given } : given) as Verdict | null | undefined;
-  if (verdict && Object.hasOwn(NUMBERS, verdict.judgement)) return verdict;
+  const isKnown = !verdict?.remark || Object.hasOwn(REMARK_NUMBERS, verdict.remark);
+  if (isKnown && verdict && Object.hasOwn(NUMBERS, verdict.judgement)) return verdict;
   throw wrong(`gives ${short(id)} the verdict ${short(given)}; give ${Object.keys(NUMBERS).join(", ")} or a Verdict`);
 }
 

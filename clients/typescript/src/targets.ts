@@ -22,6 +22,9 @@ export interface ConnectOptions extends Partial<Record<ServiceName, string>> {
   adminToken?: string;
   /** A PEM file with the authority of the services' certificates: the calls are TLS. Default: AEENC_CA. */
   ca?: string;
+  /** PEM files of the client certificate that the services ask for, and of its key. Default: AEENC_CERT, AEENC_KEY. */
+  cert?: string;
+  key?: string;
   /** Whether the calls are TLS, also without `ca`: for certificates of authorities that Node knows (and those in
    * NODE_EXTRA_CA_CERTS). Default: AEENC_TLS. */
   tls?: boolean;
@@ -35,6 +38,8 @@ export interface Targets extends Record<ServiceName, string> {
   token: string | undefined;
   adminToken: string | undefined;
   ca: string | undefined;
+  cert: string | undefined;
+  key: string | undefined;
   tls: boolean;
   plainToken: boolean;
   timeoutMs: number;
@@ -61,6 +66,8 @@ export function findTargets(given: ConnectOptions): Targets {
     token,
     adminToken: bare(given.adminToken || variable("admin_token")) || token,
     ca,
+    cert: given.cert || variable("cert"),
+    key: given.key || variable("key"),
     tls: tls ?? Boolean(ca),
     plainToken: given.plainToken ?? isOn("plain_token") ?? false,
     timeoutMs: 1000 * seconds(),

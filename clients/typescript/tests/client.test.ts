@@ -1,9 +1,12 @@
 // The client before a server of its own that fails on demand, and before the fleet that the environment names.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { createServer, type Http2Server } from "node:http2";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { createSecureServer, createServer, type Http2Server } from "node:http2";
 import type { AddressInfo } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
@@ -257,6 +260,107 @@ test("a time limit of the environment counts, and a wrong one is named", async (
 
 test("an address that is not one server is refused by name", () => {
   assert.throws(() => connect({ index: "dns:///index:50052" }), { code: "INVALID_ARGUMENT", message: /host:port/ });
+});
+
+describe("in a folder of its own", () => {
+  const folder = mkdtempSync(join(tmpdir(), "aeenc-"));
+  const fleetFile = join(folder, "fleet.json");
+  const home = process.env.AEENC_HOME;
+
+  before(() => {
+    process.env.AEENC_HOME = folder;
+  });
+
+  after(() => {
+    if (home === undefined) delete process.env.AEENC_HOME;
+    else process.env.AEENC_HOME = home;
+    rmSync(folder, { recursive: true });
+  });
+
+  function fleetAt(index: unknown): void {
+    writeFileSync(fleetFile, JSON.stringify({ format_version: 1, targets: { index } }));
+  }
+
+  test("a fleet file may name this machine alone", () => {
+    for (const away of ["192.0.2.1:50052", "localhost.example:50052", "127.0.0.1.example:50052", 7]) {
+      fleetAt(away);
+      assert.throws(() => connect(), { code: "INVALID_ARGUMENT", message: /fleet\.json: index is at .*AEENC_INDEX/ });
+    }
+    for (const here of ["localhost:1", "127.0.0.1:1", "[::1]:1"]) {
+      fleetAt(here);
+      connect().close();
+    }
+  });
+
+  test("a fleet file that cannot be read, or is none, is named", () => {
+    writeFileSync(fleetFile, "{");
+    assert.throws(() => connect(), { code: "INVALID_ARGUMENT", message: /fleet\.json is not a fleet file/ });
+    rmSync(fleetFile);
+    mkdirSync(fleetFile); // what not even root reads as a file
+    assert.throws(() => connect(), { code: "FAILED_PRECONDITION", message: /fleet\.json cannot be read/ });
+    rmSync(fleetFile, { recursive: true });
+    connect().close();
+  });
+
+  test("a service that asks for a client certificate is shown it", async () => {
+    const [cert, key] = ["pem", "key"].map((ending) => join(folder, `own.${ending}`)) as [string, string];
+    const made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=own -addext";
+    const words = [...made.split(" "), "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert];
+    execFileSync("openssl", words, { stdio: "ignore" });
+    const handler = connectNodeAdapter({
+      routes: (router) => router.service(IndexService, { retrieve: () => ({ results: [{}], generation: "g" }) }),
+    });
+    const pair = { cert: readFileSync(cert), key: readFileSync(key), ca: readFileSync(cert) };
+    const server = createSecureServer({ ...pair, requestCert: true, rejectUnauthorized: true }, handler);
+    await new Promise<void>((resolve) => server.listen(0, "localhost", resolve));
+    const index = `localhost:${(server.address() as AddressInfo).port}`;
+    try {
+      using shown = connect({ index, ca: cert, cert, key });
+      assert.equal((await shown.retrieve("science", ["text"])).generation, "g");
+      using hidden = connect({ index, ca: cert, timeoutMs: 500 });
+      await assert.rejects(hidden.retrieve("science", ["text"]), AeencError);
+    } finally {
+      server.close();
+    }
+    const together = { code: "INVALID_ARGUMENT", message: /cert and key belong together/ };
+    assert.throws(() => connect({ ca: cert, cert }), together);
+    assert.throws(() => connect({ ca: cert, key }), together);
+    assert.throws(() => connect({ cert, key }), { code: "INVALID_ARGUMENT", message: /^cert: needs TLS/ });
+    const missing = { code: "INVALID_ARGUMENT", message: /^ca: .*nowhere\.pem.* cannot be read/ };
+    assert.throws(() => connect({ ca: join(folder, "nowhere.pem") }), missing);
+  });
+});
+
+test("a watch in silence asks whether its connection still lives", async (context) => {
+  const handler = connectNodeAdapter({
+    routes: (router) =>
+      router.service(SamplerService, {
+        async *watchRun({ fromSeq }, { signal }) {
+          yield { seq: fromSeq, run: { id: "r" } };
+          await new Promise((resolve) => signal.addEventListener("abort", resolve));
+        },
+      }),
+  });
+  const server = createServer(handler);
+  const pinged = new Promise((resolve, reject) => {
+    server.on("session", (session) => session.once("ping", resolve));
+    setInterval(() => reject(new Error("no ping")), 5000).unref(); // a time limit: setTimeout stands still here
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const client = connect({ sampler: `127.0.0.1:${(server.address() as AddressInfo).port}` });
+  try {
+    const events = client.watchRun("r")[Symbol.asyncIterator]();
+    await events.next();
+    const next = events.next().catch(() => undefined);
+    context.mock.timers.tick(330_000);
+    await pinged;
+    client.close();
+    await next;
+  } finally {
+    client.close();
+    server.close();
+  }
 });
 
 describe("before a running fleet", { skip: !process.env.AEENC_TEST_ORACLE }, () => {

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { createClient, type ConnectError } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { serveOracle, type Answer, type NodeAnswer, type Task } from "aeenc";
-import { Judgement, NodeVerdict, OracleService } from "aeenc/v1/oracle";
+import { Judgement, NodeVerdict, OracleService, Remark } from "aeenc/v1/oracle";
 
 const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premise: { id, text: id }, rank: place + 1, score: 0.5 }));
 
@@ -20,7 +20,7 @@ async function answerOf(judge: (task: Task) => Answer | NodeAnswer | Promise<Ans
   const sessionManager = new Http2SessionManager(baseUrl);
   const client = createClient(OracleService, createGrpcTransport({ baseUrl, sessionManager }));
   try {
-    const tasks = [{ taskId: "t", query: "query", path: ["root"], candidates: CANDIDATES }];
+    const tasks = [{ taskId: "t", query: "query", path: ["root"], candidates: CANDIDATES, modelVersion: "v3" }];
     const { answers } = await client.judge({ runId: "r", tasks }, { headers: { authorization: `Bearer ${sent}` } });
     assert.deepEqual(answers.map(({ taskId, annotator }) => [taskId, annotator]), [["t", "test"]]);
     return answers[0];
@@ -43,9 +43,13 @@ test("what judgements by id leave out is unseen, never refused", async () => {
   assert.deepEqual(judgements(await ask(() => ({}))), ["UNSEEN", "UNSEEN", "UNSEEN"]);
 });
 
-test("a verdict carries leaf, grade and annotator", async () => {
-  const { a } = await ask(async () => ({ a: { judgement: "explains", leaf: true, grade: 0.5, annotator: "Ada" } }));
+test("a verdict carries leaf, grade, annotator and remark", async () => {
+  const { a, b } = await ask(async () => ({
+    a: { judgement: "explains", leaf: true, grade: 0.5, annotator: "Ada" },
+    b: { judgement: "refuses", remark: "bad_fact" },
+  }));
   assert.deepEqual([a.judgement, a.leaf, a.grade, a.annotator], [Judgement.EXPLAINS, true, 0.5, "Ada"]);
+  assert.deepEqual([a.remark, b.remark], [Remark.UNSPECIFIED, Remark.BAD_FACT]);
 });
 
 test("an answer may speak of the node as a whole", async () => {
@@ -57,10 +61,11 @@ test("an answer may speak of the node as a whole", async () => {
   assert.deepEqual(answer.alternatives.map(({ premiseIds }) => premiseIds), said.alternatives);
 });
 
-test("the task has query, path and candidates", async () => {
+test("the task has query, path, candidates and the encoder's version", async () => {
   const tasks: Task[] = [];
   await ask((task) => (tasks.push(task), []));
   assert.deepEqual([tasks[0].runId, tasks[0].query, tasks[0].path], ["r", "query", ["root"]]);
+  assert.equal(tasks[0].modelVersion, "v3");
   assert.deepEqual(tasks[0].candidates[1], { id: "b", text: "b", rank: 2, score: 0.5 });
 });
 
@@ -69,6 +74,7 @@ const wrong: [string, unknown, RegExp][] = [
   ["one string", "a", /return a list of ids/],
   ["nothing", undefined, /return a list of ids/],
   ["an unknown judgement", { a: "perhaps" }, /perhaps/],
+  ["an unknown remark", { a: { judgement: "refuses", remark: "boring" } }, /boring/],
   ["a judgement by an inherited name", { a: "toString" }, /toString/],
 ];
 for (const [what, answer, message] of wrong) {
