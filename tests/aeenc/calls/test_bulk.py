@@ -94,6 +94,14 @@ async def test_encoders_of_a_list_share_the_batches_and_answers_are_in_order(enc
     assert {request.lane for request in first.requests} == {encoder_pb2.LANE_BULK}
 
 
+@pytest.mark.parametrize("field", ["batch", "window"])
+@pytest.mark.parametrize("count", [0, -1, True, 1.5])
+async def test_numbers_that_send_nothing_are_refused_by_name_before_anything_is_sent(encoders, connect, field, count):
+    with pytest.raises(errors.InvalidArgument, match=f"^{field}: is {count}; give a whole number from 1 on"):
+        await encode(connect(), **{field: count})
+    assert not any(encoder.servicer.requests for encoder in encoders)
+
+
 async def test_an_encoder_that_ends_as_soon_as_asked_gets_no_second_stream(encoders, connect, monkeypatch):
     done_writing = StreamStreamCall.done_writing
 

@@ -119,6 +119,7 @@ def test_a_grade_that_is_no_number_is_left_out():
         ('{"query": "q", "premise": "p", "sign": "positive", "format_version": 9}', "format_version is 9"),
         ('{"query": "q", "premise": "fire \\ud83d", "sign": "positive"}', "`premise` has half a character"),
         ('{"query": "q", "premise": "p", "sign": "positive", "note": "\\ude00"}', "`note` has half a character"),
+        ('{"query": "q", "query": "r", "premise": "p", "sign": "positive"}', "'query' is there twice in one object"),
         ('["q", "p"]', "must be a JSON object"),
         ('{"query": ', "not JSON"),
         ('{"query": "\xff"}', "not UTF-8"),

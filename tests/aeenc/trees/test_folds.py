@@ -57,6 +57,20 @@ def test_a_number_of_folds_that_cannot_be_made_is_refused_with_the_groups_there_
         folds_of(_trees(), number)
 
 
+def test_a_text_with_line_ends_of_unicode_alone_stays_one_line_of_its_fold(tmp_path: Path) -> None:
+    data = _directory(tmp_path / "data")
+    odd = _record("odd", "ice\u2028melts", "ice is\u0085a solid", "heat\u2029melts")
+    for task in ("task_1", "task_2"):
+        with (data.directory / "dataset" / task / "train.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(odd, ensure_ascii=False) + "\n")
+    data = Dataset.load(data.directory)
+    (tmp_path / "folds").mkdir()
+    for path in write_folds(data, tmp_path / "folds", number=2):
+        fold = Dataset.load(path)
+        written = [*fold.trees("train"), *fold.trees(HELD_OUT)]
+        assert sorted(map(repr, written)) == sorted(map(repr, data.trees("train")))
+
+
 def test_each_tree_is_held_out_once_and_never_trained_on_beside_it(tmp_path: Path) -> None:
     data = _directory(tmp_path / "data")
     (tmp_path / "folds").mkdir()

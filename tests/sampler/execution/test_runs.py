@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -29,6 +30,20 @@ async def test_the_same_idempotency_key_starts_one_run(world: SamplerWorld):
             await client.start_run(HYPOTHESES, idempotency_key="once", **{**CONFIG, "k": 7})
         with pytest.raises(errors.AlreadyExists):
             await client.start_run(HYPOTHESES[:2], idempotency_key="once", **CONFIG)
+
+
+async def test_an_idempotency_key_covers_the_questions_and_answers_behind_the_hypotheses(world: SamplerWorld):
+    (name, text), *others = HYPOTHESES
+
+    def asking(question: str, answer: str) -> list[Any]:
+        return [(name, text, question, answer), *others]
+
+    async with world.sampler() as client:
+        first = await client.start_run(asking("why?", "so"), idempotency_key="once", **CONFIG)
+        assert (await client.start_run(asking("why?", "so"), idempotency_key="once", **CONFIG)).id == first.id
+        for other in (asking("how?", "so"), asking("why?", "no"), HYPOTHESES):
+            with pytest.raises(errors.AlreadyExists, match="with other hypotheses; choose another key"):
+                await client.start_run(other, idempotency_key="once", **CONFIG)
 
 
 async def test_trees_are_exported_all_whether_many_or_few_fit_into_memory(

@@ -68,6 +68,14 @@ async def test_a_job_trains_in_a_child_and_leaves_a_checkpoint_to_publish(world:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forks")
+async def test_a_job_without_a_split_does_not_learn_from_its_validation_queries(world: TrainerWorld):
+    job = await world.trainer.wait((await world.start(split="", epochs=1)).id)
+    assert (job.state, job.error, job.config.split) == (SUCCEEDED, "", "")
+    assert (job.progress.positives, job.progress.dropped) == (len(QUERIES) - len(VALIDATION), 3 * len(VALIDATION))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 async def test_a_job_learns_from_a_data_set_alone_with_every_field_of_its_loss(world: TrainerWorld):
     fields = {"loss": trainer_pb2.LOSS_GIST, "batching": trainer_pb2.BATCHING_ITEMS, "hard_negatives": 2}
     fields |= {"guide_margin": 0.25, "accumulation": 2, "items_per_epoch": 1, "guide_version": world.space.version}
