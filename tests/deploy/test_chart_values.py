@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "aeenc"
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
+OTHER_PODS = ("index", "sampler", "trainer", "gold", "gateway", "workbench")
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
 
 
@@ -50,15 +51,30 @@ def offences(value: Any, schema: dict[str, Any], path: str = "values") -> Iterat
         *((one, True) for one in ("a1B2", "a-p_$w")),
     ],
 )
-def test_the_redis_of_the_chart_does_not_start_without_a_password(tmp_path: Path, password: str, starts: bool):
+def test_the_redis_of_the_chart_has_a_password_and_a_bound_below_its_pods_memory_or_does_not_start(
+    tmp_path: Path, password: str, starts: bool
+):
     template = (CHART / "templates" / "redis.yaml").read_text()
     script = textwrap.dedent(template.partition("- -c\n            - |\n")[2].partition("          env:\n")[0])
-    (tmp_path / "redis-server").write_text("#!/bin/sh\ncat\n")
+    (tmp_path / "redis-server").write_text('#!/bin/sh\necho "$@" >&2\ncat\n')
     (tmp_path / "redis-server").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": password}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": password, "MEMORY_BYTES": "1000"}
     done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == starts
+    assert not starts or "--maxmemory 600 --maxmemory-policy noeviction" in done.stderr
     assert done.stdout == (f'requirepass "{password}"\n' if starts else "")
+
+
+def test_an_encoder_cannot_write_the_artifacts_and_no_scratch_space_of_a_pod_is_without_a_bound():
+    templates = {path.name: path.read_text() for path in (CHART / "templates").iterdir()}
+    mount = '/var/lib/aeenc/artifacts{{ if eq .component "encoder" }}, readOnly: true{{ end }}}'
+    assert mount in templates["_pod.tpl"]
+    for name, template in templates.items():
+        assert all("sizeLimit: " in one.partition("}")[0] for one in template.split("emptyDir: ")[1:]), name
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    of_pods = [*values["encoder"]["pools"].values(), *(values[name] for name in OTHER_PODS)]
+    for bounds in (one["resources"][kind] for one in of_pods for kind in ("requests", "limits")):
+        assert "ephemeral-storage" in bounds
 
 
 @pytest.mark.parametrize("file", [CHART / "values.yaml", *EXAMPLES], ids=lambda path: path.stem)

@@ -243,7 +243,7 @@ spec:
             {{- toYaml . | nindent 12 }}
             {{- end }}
       volumes:
-        - {name: tmp, emptyDir: {}}
+        - {name: tmp, emptyDir: {sizeLimit: {{ $v.scratchSize }}}}
         {{- if $artifacts }}
         - name: artifacts
           persistentVolumeClaim: {claimName: {{ default (printf "%s-artifacts" (include "aeenc.fullname" $root)) $v.artifacts.volume.existingClaim }}}
