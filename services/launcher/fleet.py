@@ -398,8 +398,16 @@ class Fleet:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Allows one `up`, `down`, `backup` or `restore` of a home at a time."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / "lock").open("w") as lock:
+        path = self.home / "lock"
+        is_read_only = path.exists() and not os.access(path, os.W_OK)  # what runs there can be ended all the same
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            lock = path.open("r" if is_read_only else "w")
+        except OSError as error:
+            raise errors.FailedPrecondition(
+                f"{path} cannot be opened ({error.strerror}); correct its permissions, or choose another --home"
+            ) from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

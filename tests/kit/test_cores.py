@@ -10,9 +10,10 @@ import pytest
 from services.encoder.__main__ import _options
 from services.encoder.settings import EncoderSettings
 from services.index.settings import IndexSettings
-from services.kit.settings import usable_cores
+from services.kit.settings import usable_cores, usable_memory_bytes
 from services.trainer.settings import TrainerSettings
 
+PAGES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 CGROUP, ROOT = "proc/self/cgroup", "sys/fs/cgroup"
 
 
@@ -50,6 +51,33 @@ def test_the_quota_of_a_cgroup_bounds_the_cores(case: str, tmp_path: Path, monke
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     assert usable_cores(tmp_path) == expected
+
+
+MEMORY = {
+    "version 2": ({CGROUP: "0::/\n", f"{ROOT}/memory.max": "1048576\n"}, 2**20),
+    "version 1": (
+        {CGROUP: "5:memory:/docker/a\n", f"{ROOT}/memory/docker/a/memory.limit_in_bytes": "1048576\n"},
+        2**20,
+    ),
+    "version 1 in a container": (
+        {CGROUP: "5:memory:/docker/a\n", f"{ROOT}/memory/memory.limit_in_bytes": "1048576\n"},
+        2**20,
+    ),
+    "version 1 without a limit": (
+        {CGROUP: "5:memory:/\n", f"{ROOT}/memory/memory.limit_in_bytes": "9223372036854771712\n"},
+        PAGES,
+    ),
+    "no cgroups": ({}, PAGES),
+}
+
+
+@pytest.mark.parametrize("case", MEMORY)
+def test_the_limit_of_a_cgroup_bounds_the_memory(case: str, tmp_path: Path):
+    files, expected = MEMORY[case]
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert usable_memory_bytes(tmp_path) == expected
 
 
 def test_the_affinity_of_the_process_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from aeenc import errors
+from services.launcher import fleet as fleet_module
 from services.launcher import private_redis, processes
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
@@ -192,3 +195,49 @@ def test_what_could_not_be_noted_is_ended_and_named(tmp_path: Path, monkeypatch:
     assert Fleet(tmp_path).running() == {}
     monkeypatch.setattr(private_redis, "LOCK_S", 1.0)
     start_private_redis(tmp_path / "redis").stop()  # nobody else has it
+
+
+def test_a_service_that_could_not_be_noted_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[ProcessId] = []
+
+    def full_at_the_encoder(path: Path, data: bytes, **options: Any) -> None:
+        if path.name == "fleet.json" and "encoder" in json.loads(data)["processes"]:
+            raise OSError(28, "No space left on device")
+        write(path, data, **options)
+
+    def start(*words: Any) -> ProcessId:
+        started.append(begin(*words))
+        return started[-1]
+
+    write, begin = fleet_module.atomic_write, processes.start
+    monkeypatch.setattr(fleet_module, "atomic_write", full_at_the_encoder)
+    monkeypatch.setattr(processes, "start", start)
+    fleet = Fleet(tmp_path)
+    try:
+        with pytest.raises(errors.Unavailable, match=r"fleet\.json cannot be written \(No space.*encoder was not st"):
+            fleet.up(Options(base_port=0))
+        assert not started[-1].alive
+        assert "encoder" not in fleet.running()
+    finally:
+        processes.end(started, 5)
+        fleet.down()
+
+
+def test_what_runs_in_a_home_that_has_become_read_only_is_ended(
+    tmp_path: Path, listener: Callable[[int], ProcessId], monkeypatch: pytest.MonkeyPatch
+):
+    def refuses(path: Path, mode: str = "r", *words: Any, **options: Any) -> Any:
+        if path.name == "lock" and mode != "r":
+            raise OSError(30, "Read-only file system")
+        return opened(path, mode, *words, **options)
+
+    opened, fleet, process = Path.open, Fleet(tmp_path), listener(free_port(set()))
+    monkeypatch.setattr(Path, "open", refuses)
+    with pytest.raises(
+        errors.FailedPrecondition, match=r"lock cannot be opened \(Read-only file system\); correct its"
+    ):
+        fleet.down()
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / "lock")
+    fleet._write(Options(base_port=0), {}, {"encoder": process}, "")
+    assert (fleet.down(), process.alive) == (["encoder"], False)
