@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,9 @@ from aeenc_workbench.__main__ import main
 from aeenc_workbench.app import make_app
 from aeenc_workbench.events import Events
 from aeenc_workbench.settings import WorkbenchSettings
-from aeenc_workbench.sign_in import Links, Person
+from aeenc_workbench.sign_in import Links, Person, Sessions
+
+from support import waiting
 
 pytestmark = pytest.mark.browser
 PAYLOAD = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`${window.pwned=1}`'
@@ -138,6 +141,59 @@ async def test_a_stream_of_events_ends_with_its_session(monkeypatch: pytest.Monk
     assert [one async for one in events] == []
 
 
+@asynccontextmanager
+async def alone(tmp_path: Path) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
+    """A workbench whose services are away, and a browser in which somebody is signed in."""
+    links = Links(tmp_path)
+    app = make_app(links, sampler="127.0.0.1:1", index="127.0.0.1:1", trainer="127.0.0.1:1")
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    at = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+    async with app.router.lifespan_context(app), at as http:
+        assert (await http.post(f"/sign-in?link={links.make(Person('ann'))}")).status_code == 303
+        http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
+        yield app, http
+
+
+async def test_whoever_signs_out_reads_no_more_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aeenc_workbench.events.BEAT_S", 0.01)
+    async with alone(tmp_path) as (_, http):
+        stream = asyncio.create_task(http.get("/api/events"))
+        await asyncio.sleep(0.1)
+        assert not stream.done()
+        assert (await http.post("/sign-out")).status_code == 204
+        ended = await asyncio.wait_for(stream, 5)
+        assert (ended.status_code, ": still here" in ended.text) == (200, True)
+
+
+async def test_streams_that_browsers_abandon_leave_nothing_behind(tmp_path: Path) -> None:
+    async with alone(tmp_path) as (app, http):
+        streams = [asyncio.create_task(http.get("/api/events")) for _ in range(5)]
+        await waiting.until(lambda: len(app.state.events._browsers) == 5)
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await waiting.until(lambda: not app.state.events._browsers)
+
+
+async def test_a_mark_that_another_process_has_just_removed_keeps_nobody_signed_in(tmp_path: Path) -> None:
+    async with alone(tmp_path) as (_, http):
+        (tmp_path / "ended-sessions").mkdir()
+        (tmp_path / "ended-sessions" / "old").symlink_to("removed")  # is listed, and is not there
+        cookies = dict(http.cookies)
+        assert (await http.post("/sign-out")).status_code == 204
+        http.cookies.update(cookies)
+        assert (await http.get("/api/me")).status_code == 401
+
+
+async def test_a_bug_is_told_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with alone(tmp_path) as (_, http):
+        monkeypatch.setattr(Sessions, "lives", lambda *_: 1 / 0)
+        answer = await http.get("/api/me")
+        assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
+        assert "its log says why (ZeroDivisionError)" in answer.json()["detail"]
+        assert "division by" not in answer.text
+
+
 async def test_one_command_signs_everybody_out_and_other_sites_sign_nobody_in(tmp_path: Path) -> None:
     links = Links(tmp_path)
     app = make_app(links, sampler="127.0.0.1:1", index="127.0.0.1:1", trainer="127.0.0.1:1")
@@ -153,11 +209,15 @@ async def test_one_command_signs_everybody_out_and_other_sites_sign_nobody_in(tm
         assert (await http.get("/api/me")).status_code == 200
 
 
-def test_its_token_travels_to_another_host_without_tls_only_where_asked(tmp_path: Path) -> None:
+def test_its_token_travels_to_another_host_without_tls_only_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--port", "0", "--state-dir", str(tmp_path), "--sampler", "192.0.2.1:1", "--token", "t"]
     with pytest.raises(SystemExit, match=r"plain_token: is off, so no token travels to 192\.0\.2\.1:1"):
         main(words)
-    assert WorkbenchSettings.from_command_line([*words, "--plain-token"]).plain_token
+    monkeypatch.setattr(WorkbenchSettings, "serve", lambda *_, **__: None)
+    main([*words, "--plain-token"])
+    assert "its token may travel to other hosts without TLS (plain_token)" in capsys.readouterr().err
 
 
 def test_it_shows_the_services_a_certificate_of_its_own(tmp_path: Path) -> None:

@@ -184,6 +184,16 @@ def test_what_is_measured_is_what_is_kept(space: Space, make_job: MakeJob):
     assert told[0] != pytest.approx(told[1])
 
 
+def test_a_job_whose_every_epoch_is_worse_than_its_start_keeps_the_best_of_them_and_says_worse(make_job: MakeJob):
+    asked = [EvaluationQuery(query, (FACTS[n],)) for n, query in enumerate(QUERIES)]
+    begun = run(make_job(epochs=8, validation=asked))
+    files = make_job(epochs=2, validation=asked, learning_rate=1.0, base_version=begun)
+    run(files)
+    gain = (files.progress() or {})["gain"]
+    assert (gain["version"], gain["outcome"]) == (begun, "WORSE")
+    assert gain["candidate_map"] < gain["version_map"]
+
+
 def script_maps(monkeypatch: pytest.MonkeyPatch, maps: list[float]) -> None:
     """Has epochs measure these, one after the other."""
     original, left = training.Training.__init__, iter(maps)
