@@ -112,7 +112,7 @@ class LocalModels:
         model = self._models.get(version)
         if model is None:
             hold = self._store.hold(FOLDER, version)
-            model = load_model(artifact, OPTIONS, space_id=space_id, dim=None, tokenizers=self._tokenizers)
+            model = load_model(artifact, OPTIONS, space_id=space_id, tokenizers=self._tokenizers)
             model.reserved.append(hold)
             self._models[version] = model
         if precision not in model.runners:

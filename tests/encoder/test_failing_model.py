@@ -120,7 +120,7 @@ async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
 
 def loaded(checkpoint):
     options = LoadOptions(2**30, Placement([CPU]))
-    return load_model(checkpoint.artifact, options, space_id=TINY_SPACE, dim=None)
+    return load_model(checkpoint.artifact, options, space_id=TINY_SPACE)
 
 
 class SlowBatcher:

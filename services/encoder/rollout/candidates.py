@@ -25,7 +25,7 @@ from aeenc import errors
 from services.encoder.rollout.history import PREMISES, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
 from services.encoder.rollout.versions import STABLE, Versions
-from services.encoder.runtime.model import Model, TokenizerCache
+from services.encoder.runtime.model import Description, Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority
 from services.kit.settings import usable_memory_bytes
 from services.store.artifacts import Artifact, ArtifactStore
@@ -62,7 +62,7 @@ class CandidateLoader:
         self._threads: set[threading.Thread] = set()
         self.known: Mapping[str, str] = {}  # digests of manifests, by which to load without the registry
 
-    async def load(self, space_id: str, version: str, dim: int | None) -> Model:
+    async def load(self, space_id: str, version: str, premises: Description | None) -> Model:
         """Loads a version. Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value."""
         manifest_sha256 = self.known.get(version) or await self._registered(version)
 
@@ -70,9 +70,14 @@ class CandidateLoader:
             hold = self._store.hold(FOLDER, version)  # neither a deletion nor a cache takes what is served
             artifact = self._opened(version, manifest_sha256)
             reserved = self._memory.reserve(version, model_bytes(artifact, self._options))
-            tokenizers = self._tokenizers
-            options = self._options
-            model = load_model(artifact, options, space_id=space_id, dim=dim, tokenizers=tokenizers, pause=pause)
+            model = load_model(
+                artifact,
+                self._options,
+                space_id=space_id,
+                premises=premises,
+                tokenizers=self._tokenizers,
+                pause=pause,
+            )
             model.reserved += [hold, reserved]
             return model
 
@@ -274,11 +279,12 @@ class Spaces:
 
         `premises` is the premise encoder of a space that is not open yet.
         """
-        space_id, dim, models = row.space_id, premises.dim if premises else self._dim(row.space_id), []
+        space_id, models = row.space_id, list[Model]()
+        of_space = premises.description if premises else self._premises(space_id)
         loaded = {**self._versions.models, **({premises.version: premises} if premises else {})}
         for version in row.versions:
-            model = loaded.get(version) or await self._loader.load(space_id, version, dim)
-            check_place(model.description, space_id, dim)
+            model = loaded.get(version) or await self._loader.load(space_id, version, of_space)
+            check_place(model.description, space_id, of_space)
             await self._loader.add_precision(model, row.precision)
             models.append(model)
         return models
@@ -290,7 +296,7 @@ class Spaces:
             return []
         with contextlib.suppress(errors.AeencError):
             for model in models:
-                check_place(model.description, row.space_id, self._dim(row.space_id))
+                check_place(model.description, row.space_id, self._premises(row.space_id))
             return models if all(row.precision in model.runners for model in models) else []
         return []
 
@@ -299,15 +305,15 @@ class Spaces:
         premises = await self._load(space_id, self._versions.premise_versions.get(space_id, version))
         self._versions.open_space(space_id, premises, default=default)
 
-    def _dim(self, space_id: str) -> int | None:
-        """Returns the dimension of a space; None for cross-encoders."""
+    def _premises(self, space_id: str) -> Description | None:
+        """Describes the premise encoder of a space; None for cross-encoders."""
         if space_id == CROSS_ENCODERS:
             return None
         version = self._versions.premise_versions.get(space_id)
         if version is None:
             why = self._history.failure(space_id, PREMISES) or "the registry names none"
             raise errors.FailedPrecondition(f"the premise encoder of space {space_id} cannot be served: {why}")
-        return self._versions.models[version].dim
+        return self._versions.models[version].description
 
     async def _load(self, space_id: str, version: str) -> Model:
         started = time.monotonic()

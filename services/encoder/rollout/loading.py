@@ -1,6 +1,6 @@
 """Loading: the checks between the files of a checkpoint and a model that may serve.
 
-    kind, space, dimension ──► file names, sizes ──► sha256 ──► ONNX scan ──► session ──► warm ──► golden check
+    kind, space, spec ──► file names, sizes ──► sha256 ──► ONNX scan ──► session ──► warm ──► golden check
 
 The golden check compares the outputs here with those that the same file gave for its probes at export. Nothing here
 touches the serving version. `pause` is called between steps of some 20 ms; what it raises ends the load.
@@ -94,16 +94,17 @@ def load_model(
     options: LoadOptions,
     *,
     space_id: str,
-    dim: int | None,
+    premises: Description | None = None,
     tokenizers: TokenizerCache | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Model:
     """Checks, loads and warms a checkpoint in float32, and in the precision of the premises that it encodes.
 
-    `tokenizers` avoids reading one twice. Raises DataLoss or FailedPrecondition naming the wrong file or value.
+    `premises` is the premise encoder of its space, if that is loaded; `tokenizers` avoids reading one twice. Raises
+    DataLoss or FailedPrecondition naming the wrong file or value.
     """
     description = Description.of(artifact)
-    check_place(description, space_id, dim)
+    check_place(description, space_id, premises)
     _check_files(artifact, options.max_file_bytes)
     _check_hashes(artifact, artifact.files, pause)
     tokenization = Tokenization((tokenizers or TokenizerCache()).of(artifact), description.max_tokens)
@@ -173,8 +174,8 @@ def _runner(artifact: Artifact, description: Description, options: LoadOptions, 
     return PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
 
 
-def check_place(description: Description, space_id: str, dim: int | None) -> None:
-    """Raises FailedPrecondition unless kind, space and dimension are those of the label's space."""
+def check_place(description: Description, space_id: str, premises: Description | None) -> None:
+    """Raises FailedPrecondition unless kind and space are the label's, and the rest is as in the premise encoder."""
     version = description.version
     if (description.model_type == "cross-encoder") != (space_id == CROSS_ENCODERS):
         raise FailedPrecondition(f"checkpoint {version} is a {description.model_type}; space {space_id} has none")
@@ -182,8 +183,15 @@ def check_place(description: Description, space_id: str, dim: int | None) -> Non
         raise FailedPrecondition(
             f"checkpoint {version} is of space {description.space_id}, the label is of space {space_id}"
         )
-    if dim is not None and description.dim != dim:
-        raise FailedPrecondition(f"checkpoint {version} has {description.dim} dimensions, its space has {dim}")
+    if premises is None:
+        return
+    if description.dim != premises.dim:
+        raise FailedPrecondition(f"checkpoint {version} has {description.dim} dimensions, its space has {premises.dim}")
+    for name, found in description.text_spec.items():
+        if found != (expected := premises.text_spec[name]):
+            raise FailedPrecondition(
+                f"checkpoint {version} has {name} {found!r}, its space has {expected!r}; publish it as it was trained"
+            )
 
 
 def _check_files(artifact: Artifact, max_file_bytes: int) -> None:

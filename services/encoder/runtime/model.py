@@ -65,6 +65,11 @@ class Description:
         except (TypeError, ValueError, AttributeError) as error:
             raise DataLoss(f"{artifact.path} has a manifest with wrong values ({error}); publish it again") from error
 
+    @property
+    def text_spec(self) -> dict[str, int | str]:
+        """What all encoders of a space do with a text before it is encoded, by the names of the manifest."""
+        return {"max_tokens": self.max_tokens, **{f"{role}_prefix": prefix for role, prefix in self.prefixes.items()}}
+
     def text_of(self, length: int) -> Tokens:
         """Returns some text of so many tokens, none of them padding."""
         return Tokens([0 if self.pad_id else 1] * length, [0] * length)

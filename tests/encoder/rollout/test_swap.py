@@ -167,6 +167,18 @@ def other_dimension(path, meta) -> None:
     meta["dim"] = DIM * 2
 
 
+def longer_probes(path, meta) -> None:
+    np.save(path / "probes.npy", 3 * np.load(path / "probes.npy"))
+
+
+def other_limit(path, meta) -> None:
+    meta["max_tokens"] = 32
+
+
+def other_prefix(path, meta) -> None:
+    meta["query_prefix"] = "query: "
+
+
 def other_tokenizer(path, meta) -> None:
     (path / "tokenizer.json").write_text('{"not": "a tokenizer"}')
 
@@ -216,6 +228,9 @@ def external_default_of_a_function(path, meta) -> None:
 WELL_HASHED = [
     (other_probes, "gives other vectors here than at export"),
     (other_dimension, f"has {DIM * 2} dimensions, its space has {DIM}"),
+    (longer_probes, r"probes\.npy holds vectors without unit norm"),
+    (other_limit, r"has max_tokens 32, its space has 64; publish it as it was trained"),
+    (other_prefix, r"has query_prefix 'query: ', its space has ''; publish it as it was trained"),
     (other_tokenizer, "is not a tokenizer"),
     (no_onnx, "is not an ONNX model"),
     (foreign_operator, "domain 'evil.ops'"),
@@ -230,6 +245,20 @@ async def test_a_well_hashed_but_wrong_checkpoint_never_replaces_the_serving_one
 ) -> None:
     tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
     await refused(copied(tuned.artifact, change), reason)
+
+
+async def test_a_checkpoint_whose_padding_is_its_last_token_is_served(
+    serve, copied, artifact_store, tiny_checkpoint, registry
+) -> None:
+    def padded_by_the_last(path, meta) -> None:
+        meta["pad_id"] = tiny_tokenizer().get_vocab_size() - 1
+
+    await register(registry, tiny_checkpoint, label="stable")
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    candidate = copied(tuned.artifact, padded_by_the_last)
+    await register(registry, candidate, label="stable")
+    async with serve() as (_, client):
+        assert (await client.encode(["sun"])).model_version == candidate.version
 
 
 async def test_a_good_version_after_a_bad_one_is_taken(serve, artifact_store, tiny_checkpoint, registry) -> None:

@@ -239,7 +239,7 @@ def test_on_a_gpu_a_version_is_tried_with_the_largest_batch(tiny_checkpoint, mon
     longest = int(tiny_checkpoint.artifact.meta["max_tokens"])
     placement = onnx_session.Placement(providers)
     options = loading.LoadOptions(2**30, placement, batch_tokens=5 * longest - 1)
-    loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id, dim=32)
+    loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id)
     assert max(rows for rows, length in shapes if length == longest) == texts
 
 
@@ -255,5 +255,5 @@ def test_a_cross_encoder_on_the_cpu_beside_torch_on_a_card_is_not_tried_with_the
     monkeypatch.setattr(loading, "inputs_of", lambda session: onnx_session.inputs_of(session._session))
     pairs = write_tiny_cross_encoder_checkpoint(artifact_store)
     options = loading.LoadOptions(2**30, onnx_session.Placement([CPU]), "cuda", batch_tokens=16_384)
-    loading.load_model(pairs.artifact, options, space_id=pairs.space_id, dim=None)
+    loading.load_model(pairs.artifact, options, space_id=pairs.space_id)
     assert {rows for rows, _ in shapes} == {1}

@@ -76,7 +76,7 @@ async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoi
 
 def load_in_torch(checkpoint: TinyCheckpoint) -> Any:
     options = LoadOptions(2**30, Placement([CPU]), torch_device="cpu")
-    return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id, dim=32)
+    return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id)
 
 
 def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Artifact, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))
 artifact = ArtifactStore(Path({str(artifact_store.root)!r})).open("checkpoints", {tiny_checkpoint.version!r})
 options = LoadOptions(2**30, Placement(["CPUExecutionProvider"]))
-load_model(artifact, options, space_id={tiny_checkpoint.space_id!r}, dim=32)
+load_model(artifact, options, space_id={tiny_checkpoint.space_id!r})
 heavy = sorted({{"torch", "transformers", "safetensors"}} & set(sys.modules))
 assert not heavy, heavy
 """

@@ -70,7 +70,7 @@ def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
 def served(artifact: Artifact) -> Any:
     """What the encoder makes of a checkpoint."""
     load = LoadOptions(2**30, Placement([CPU]))
-    return load_model(artifact, load, space_id=artifact.meta["space_id"], dim=32)
+    return load_model(artifact, load, space_id=artifact.meta["space_id"])
 
 
 def try_one_step(artifact: Artifact) -> None:

@@ -115,7 +115,7 @@ def test_its_checkpoint_is_served_as_any_other_in_both_runtimes(tmp_path: Path, 
     assert least_cosine(model.runners["float32"].run(tokens), ours(base)) >= 0.99999
     assert least_cosine(np.concatenate([model.runners["float32"].run([one]) for one in tokens]), ours(base)) >= 0.99999
     in_torch = LoadOptions(2**30, Placement([CPU]), torch_device="cpu")
-    other = load_model(artifact, in_torch, space_id=artifact.meta["space_id"], dim=DIM)
+    other = load_model(artifact, in_torch, space_id=artifact.meta["space_id"])
     assert least_cosine(other.runners["float32"].run(tokens), ours(base)) >= 0.99999
 
 
@@ -168,7 +168,7 @@ def test_analogies_train_it_and_leave_the_word_vectors_alone(tmp_path: Path, rec
     assert not torch.equal(first["forwards.weight_ih_l0"], trained[0]["forwards.weight_ih_l0"])
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in first), "killed, and the same to the bit"
     artifact = recurrent.store.open("checkpoints", whole.result()["version"])
-    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"], dim=DIM)
+    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"])
 
 
 def test_it_cannot_become_a_cross_encoder(tmp_path: Path, recurrent: Space):

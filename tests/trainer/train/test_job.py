@@ -76,7 +76,7 @@ def test_a_job_says_how_many_epochs_it_chose(space: Space, make_job: MakeJob):
 def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
     version = run(make_job(epochs=4))
     artifact = space.store.open("checkpoints", version)
-    model = load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=space.space_id, dim=32)
+    model = load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=space.space_id)
     assert model.version == version
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05

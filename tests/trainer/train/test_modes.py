@@ -240,7 +240,7 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     assert premise.meta["space_id"] == space_id_of(premise.path, task.inputs.spec)
     for artifact in artifacts:
         options = LoadOptions(2**30, Placement([CPU]))
-        assert load_model(artifact, options, space_id=query.meta["space_id"], dim=32).version == artifact.id
+        assert load_model(artifact, options, space_id=query.meta["space_id"]).version == artifact.id
     metrics = json.loads(query.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     # what the manifest says of the pair is what its two files give

@@ -54,7 +54,7 @@ def test_the_first_start_exports_the_default_model_without_torch_unless_probes_a
     assert imported == [by_torch, by_torch]
     artifact = ArtifactStore(tmp_path).open("checkpoints", version)
     assert artifact.meta["pretrained"] is True
-    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"], dim=384)
+    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"])
 
 
 def test_only_the_default_as_published_has_a_kept_graph() -> None:
