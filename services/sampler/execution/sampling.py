@@ -65,6 +65,7 @@ class Sampling:
         self._oracles, self.oracles = oracles, sorted(oracles)
         self.limits = limits
         self.max_hypotheses = max_hypotheses
+        self._exporting = asyncio.Lock()  # a tree in work takes several times its record
 
     async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> Run:
         """Starts a run, resolving encoder version and generation now, or finds the one that its key started."""
@@ -213,16 +214,24 @@ class Sampling:
         run = await self.runs.get(run_id)
         start, count = 0, 1
         while start < run.progress.trees:
-            trees = await self._nodes.trees(run_id, range(start, min(start + count, run.progress.trees)))
-            queries = list({node.text for tree in trees for node in tree.nodes})
-            amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
-            largest = 1
-            for tree in trees:
-                if record := _record_json(tree, amended):
-                    largest = max(largest, len(record))
-                    yield tree.hypothesis_id, record
+            async with self._exporting:
+                records = await self._records(run_id, range(start, min(start + count, run.progress.trees)))
+            for one in records:
+                yield one
             start += count
+            largest = max((len(record) for _, record in records), default=1)
             count = min(2 * count, EXPORT_TREES, max(1, EXPORT_CHARS // largest))
+
+    async def _records(self, run_id: str, indexes: range) -> list[tuple[str, str]]:
+        trees = await self._nodes.trees(run_id, indexes)
+        queries = list({node.text for tree in trees for node in tree.nodes})
+        amended = dict(zip(queries, await self._nodes.amended(run_id, queries), strict=True))
+        records = []
+        for tree in trees:
+            if record := _record_json(tree, amended):
+                records.append((tree.hypothesis_id, record))
+            await asyncio.sleep(0)
+        return records
 
 
 def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:
