@@ -2,22 +2,24 @@
 
 import asyncio
 import errno
+import sys
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from aeenc import errors
+from aeenc import AsyncClient, errors
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import batcher as batcher_module
 from services.index.dense.batcher import SearchBatcher
 from services.index.ranking.fusion import Prior
 from services.index.values import ALL, SearchHits, SearchParams
+from services.launcher.processes import free_port, is_taken
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
-from support.worlds.index_world import SPACE, facts, raises, vector_of
+from support.worlds.index_world import PREMISES, SPACE, facts, raises, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 
@@ -186,3 +188,22 @@ async def test_nobody_scans_on_for_a_caller_who_has_left(end, monkeypatch):
         assert batcher._queue.size == 0
     await (closing or asyncio.to_thread(batcher.close))
     assert [exact for exact, _ in index.order].count(True) == 1
+
+
+async def test_a_full_log_fails_no_build_and_no_activation(encoder, artifact_store):
+    target = f"127.0.0.1:{free_port(set())}"
+    words = ["--port", target.rpartition(":")[2], "--encoder-target", encoder.target, "--log-file", "/dev/full"]
+    command = [sys.executable, "-m", "services.index", "--artifacts-dir", str(artifact_store.root), *words]
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        await until(lambda: is_taken(target), 60)
+        async with AsyncClient(index=target) as clients:
+            client = clients.index
+            first, second = [await client.build("science", PREMISES, activate=False) for _ in range(2)]
+            for generation in (first, second):
+                await client.activate("science", generation.id)
+                assert (await client.retrieve("science", ["ice"], k=1)).generation == generation.id
+        assert process.returncode is None
+    finally:
+        process.kill()
+        await process.wait()

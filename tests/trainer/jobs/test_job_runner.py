@@ -201,15 +201,19 @@ async def test_a_cancelled_job_writes_no_inputs_beside_its_successor(
         left.append("written")
 
     monkeypatch.setattr(JobFiles, step, slowly)
-    preparing = asyncio.create_task(bench.runner._prepare(bench.job, JobFiles(bench.directory)))
+    bench.runner.start()
     await until(entered.is_set)
-    preparing.cancel()
-    _, pending = await asyncio.wait([preparing], timeout=0.2)
-    assert pending, "the lease is held as long as the thread writes"
+    await bench.store.transition(bench.job.id, LIVE, "CANCELLED")
+    dropping = asyncio.create_task(bench.runner.drop(bench.job.id))
+    _, pending = await asyncio.wait([dropping], timeout=0.5)
+    successor = bench.store.cycles.lease(bench.job.id, "another", 60.0)
+    is_taken_over = await successor.renew()
     go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await preparing
+    await dropping
+    assert pending, "the job is let go only when the thread has written"
+    assert not is_taken_over
     assert left == ["written"]
+    assert await successor.renew()
 
 
 async def has_state(bench: Bench, job_id: str, state: str) -> bool:
