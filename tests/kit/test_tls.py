@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 from structlog.testing import capture_logs
@@ -19,7 +20,7 @@ from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import healthcheck
 from services.kit.server import Certificates, GrpcServer
 from services.kit.settings import ServiceSettings
-from services.sampler.oracles.gateway import OracleGateway
+from services.sampler.oracles.gateway import OracleGateway, OracleMetrics
 from services.sampler.settings import OracleSettings
 from support.certificates import certify, needs_openssl
 from support.worlds.index_world import HashedEncoder
@@ -136,7 +137,8 @@ async def test_certificates_that_do_not_fit_together_stop_the_start_with_their_n
 async def test_a_service_sends_a_token_to_another_host_by_tls_alone_unless_its_settings_say_so(who: str) -> None:
     def reach(**fields: Any) -> Any:
         if who == "oracle":
-            return OracleGateway("theirs", OracleSettings(target="10.0.0.1:1", token="t", **fields))
+            metrics = OracleMetrics(CollectorRegistry())
+            return OracleGateway("theirs", OracleSettings(target="10.0.0.1:1", token="t", **fields), metrics)
         settings = Settings(peer_token="t", **fields)
         GrpcServer(settings)
         return Channel("10.0.0.1:1", **settings.peer())

@@ -60,6 +60,7 @@ async def held(
         options = {"index_target": f"127.0.0.1:{server.port}", "data_sets": {"given": given}}
         serve: partial[AbstractAsyncContextManager[Any]]
         serve = partial(serve_trainer, space, redis_url, namespace, tmp_path / "trainer", **options)
+        assert [one async for one in client.index.list_generations(corpus)]  # repeated until the index is ready
         made = HeldWorld(client.index, corpus, read_active(space.store, corpus) or "", serve)
 
         async def compute(*_: Any) -> str:
