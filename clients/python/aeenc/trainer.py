@@ -255,8 +255,8 @@ class TrainerClient:
         With `retrieval`, evaluates the index's answers instead; `conditioned` gives it one gold premise of each query
         as accepted. `training` (gold queries) splits the report into parts
         seen in training and not; `trees` adds the quality over whole trees; `ranks` adds each gold premise's rank.
-        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics. `accessible` says by the text of a
-        query which premises may be found for it (default: all); its gold premises must be among them.
+        Queries whose premises have grades (a mapping, 0 to 100) add graded metrics. `accessible` maps the text of a
+        query to the premises that it may find (default: all), which must include its gold premises.
 
         Repeats the call where the trainer is away or full, unless an input is an iterator, which cannot begin again.
         The trainer evaluates one at a time, reads the inputs when the turn has come, and gives them a minute: raises

@@ -67,7 +67,7 @@ class Description:
 
     @property
     def text_spec(self) -> dict[str, int | str]:
-        """What all encoders of a space do with a text before it is encoded, by the names of the manifest."""
+        """The treatment of a text before it is encoded, by the names of the manifest: that of its whole space."""
         return {"max_tokens": self.max_tokens, **{f"{role}_prefix": prefix for role, prefix in self.prefixes.items()}}
 
     def text_of(self, length: int) -> Tokens:

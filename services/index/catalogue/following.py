@@ -34,7 +34,7 @@ Stamp = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CorpusState:
-    """What the store has of a corpus: its latest move, and the ids of its generations, read after the move.
+    """The state of a corpus in the store: its latest move, and the ids of its generations, read after the move.
 
     `has_deleted`: deleted generations still lie there (looked up only now and then). `is_replaced`: the generation that
     serves was replaced by the same content.

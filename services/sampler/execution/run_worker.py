@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from aeenc import errors
 from aeenc.oracle import Task, all_of
+from aeenc.trees import EVERYTHING
 from services.kit.concurrency import cancel_all, observe_failure
 from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_REACH, Amendment, Node, NodeAnswer, NodeRound, Outcome, Tree
@@ -281,6 +282,8 @@ class RunWorker:
 
     async def _without_barred(self, one: NodeRound) -> NodeRound:
         """The round without what other trees have accepted and is not accessible here."""
+        if one.tree.within == EVERYTHING:
+            return one
         new = {premise.id for premise in one.explaining(one.known)} - {candidate.id for candidate in one.candidates}
         return replace(one, barred=one.barred | await self._barred(one.tree, one.node, sorted(new)))
 

@@ -751,7 +751,7 @@ class GoldQuery:
     Empty: each has grade 1. Evaluate reports graded quality on them.
     """
     before_id: str = ""
-    """What may be found, as in PremiseFilter; `premises` are among it. Only in Evaluate's `queries`."""
+    """The premises that may be found, as in PremiseFilter. They include `premises`. Only in Evaluate's `queries`."""
     only_ids: tuple[str, ...] = ()
     """The same, as a list. Empty: all."""
 
