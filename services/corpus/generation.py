@@ -217,10 +217,9 @@ class Premises(Sequence[PremiseRecord]):
         path = artifact.file(PREMISES)
         with path.open("rb") as file:
             lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        tables = Tables.open(artifact)
-        if not tables.fit(len(lines)):
+        if not Tables.open(artifact).fit(len(lines)):  # what only the check reads leaves the memory with its maps
             raise errors.DataLoss(f"{path} and the tables beside it do not fit together; build the generation again")
-        return cls(lines, tables, path)
+        return cls(lines, Tables.open(artifact), path)
 
     @overload
     def __getitem__(self, ordinal: int) -> PremiseRecord: ...

@@ -136,10 +136,10 @@ class LexicalIndex:
             settings = LexicalSettings(**known_fields(LexicalSettings, record))
         with damage_is_data_loss(f"{artifact.path}: the lexical index", "build again"):
             vocabulary = Vocabulary(artifact.file(WORDS))
-            tables = Tables(*(map_array(artifact.file(name)) for name in ARRAYS))
-            if not tables.fit(len(vocabulary), rows):
+            checked, served = (Tables(*(map_array(artifact.file(name)) for name in ARRAYS)) for _ in range(2))
+            if not checked.fit(len(vocabulary), rows):  # what only the check reads leaves the memory with its maps
                 raise ValueError("it does not fit its premises")
-        return cls(vocabulary, tables, settings)
+        return cls(vocabulary, served, settings)
 
     def terms(self, text: str, accepted: Sequence[str] = ()) -> Terms:
         """The known terms of a text and of the premises accepted for it, with their weights."""
