@@ -126,8 +126,8 @@ class Tree:
     """One hypothesis and the nodes found below it so far. `depth` is the level in work.
 
     `cut` nodes are not asked: what explained a node with them was taken back, there and above, and nothing else
-    accepts them. `question` and `answer` stand behind the hypothesis. They change nothing here.
-    What is `within` may explain the hypothesis.
+    accepts them. Those that were `begun` before stay in work until nobody has begun them. `question` and `answer` stand
+    behind the hypothesis. They change nothing here. What is `within` may explain the hypothesis.
     """
 
     index: int
@@ -139,6 +139,7 @@ class Tree:
     answer: str = ""
     cut: frozenset[int] = frozenset()
     within: Accessible = EVERYTHING
+    begun: frozenset[int] = frozenset()
 
     def accessible(self, node: Node) -> Accessible:
         """What may explain a node: a premise by what stands before itself, where that holds of the hypothesis."""
@@ -147,9 +148,10 @@ class Tree:
         return replace(self.within, before_id=self.within.before_id and (node.premise_id or self.within.before_id))
 
     def pending(self) -> list[Node]:
-        """The nodes of the current level that still have to be judged, in order."""
-        level = [node for node in self.nodes if node.depth == self.depth and node.ordinal not in self.results]
-        return [node for node in level if node.ordinal not in self.cut]
+        """The nodes of the current level that still have to be judged, and cut ones that were begun, in order."""
+        level = {node.ordinal for node in self.nodes if node.depth == self.depth}
+        asked = (level - self.cut) | (self.begun & self.cut)
+        return [node for node in self.nodes if node.ordinal in asked and node.ordinal not in self.results]
 
     def path(self, node: Node) -> tuple[str, ...]:
         """The texts from the root to the node's parent."""

@@ -182,6 +182,7 @@ class RunWorker:
                     await self._record(due, due.outcome(None), None, last=True)
                 due = await self._judge(covered) if covered else None
         finally:
+            tree.begun -= {node.ordinal}
             if self._in_work.pop((tree.index, node.ordinal), None) is not None:
                 self._look_at([tree])  # else it may be closed by now
             self._progressed.set()
@@ -201,10 +202,10 @@ class RunWorker:
                     await self._grow_tree(self._open_trees.get(tree.index, tree), due)
             for _, one in due:
                 await self._patiently(partial(self._oracle.grown, self._run.id, one))
-        cut_of = {index: tree.cut for index, tree in self._open_trees.items() if tree.cut}
-        in_work = [f"{index}-{ordinal}" for index, ordinal in self._in_work if ordinal in cut_of.get(index, ())]
-        if in_work:  # nobody needs them any more; a task that somebody holds is looked at again later
-            await self._patiently(partial(self._oracle.withdraw, self._run.id, in_work))
+        open_trees = self._open_trees.values()
+        cut = [f"{tree.index}-{one}" for tree in open_trees for one in tree.begun & tree.cut]
+        if cut:  # nobody needs them any more; a task that somebody holds is looked at again later
+            await self._patiently(partial(self._oracle.withdraw, self._run.id, cut))
 
     async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
         for query, one in due:
@@ -215,24 +216,32 @@ class RunWorker:
                     await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree, growth))
                     tree.grow(growth)
                     if self._all_read or tree.index <= self._last_index:  # else it is read in its turn
-                        self._open_trees[tree.index] = tree
-                        self._look_at([tree])
+                        await self._open(tree)
 
     async def _read_trees(self) -> None:
         while not self._all_read and (room := self._max_in_work - len(self._open_trees)) > 0:
             most = min(room, READ_TREES)
             found = await self._patiently(partial(self._nodes.open_trees, self._run.id, self._last_index, most))
             for tree in found:
-                self._open_trees[tree.index] = tree
+                await self._open(tree)
                 self._last_index = tree.index
-            self._look_at(found)
             self._all_read = len(found) < most
+
+    async def _open(self, tree: Tree) -> None:
+        """Works on a tree from now on. Its cut nodes stay in work that this or an earlier worker has asked."""
+        cut = {one: f"{tree.index}-{one}" for one in tree.cut - tree.results.keys()}
+        queries = {node_id: tree.nodes[one].text for one, node_id in cut.items()}
+        asked = await self._patiently(partial(self._oracle.asked, self._run.id, queries)) if cut else ()
+        begun = (one for one, node_id in cut.items() if node_id in asked or (tree.index, one) in self._in_work)
+        tree.begun = frozenset(begun)
+        self._open_trees[tree.index] = tree
+        self._look_at([tree])
 
     def _look_at(self, trees: Iterable[Tree]) -> None:
         """Notes what is to be done in open trees, once their results, level or nodes in work have changed."""
         for index, tree in {tree.index: tree for tree in trees}.items():
             pending = tree.pending()
-            if pending or (tree.cut and any(index == of_tree for of_tree, _ in self._in_work)):  # cut, but not let go
+            if pending:
                 self._judged.discard(index)
             else:
                 self._judged.add(index)

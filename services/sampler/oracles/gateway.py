@@ -16,7 +16,7 @@ import contextlib
 import random
 import time
 from collections import Counter as Tally
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -187,6 +187,10 @@ class Gateway:
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""
+
+    async def asked(self, run_id: str, queries: Mapping[str, str]) -> Collection[str]:  # noqa: ARG002 -- as above
+        """Those of these nodes, given with their queries, that people were asked and the run has not recorded."""
+        return ()
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -102,6 +102,13 @@ class PeopleGateway(Gateway):
             for record in found
             if not record.conflicts
         ]
+
+    async def asked(self, run_id: str, queries: Mapping[str, str]) -> set[str]:
+        """Those of these nodes, given with their queries, that people were asked and the run has not recorded."""
+        ids = [one for one in await self._tasks.asking(run_id, list(queries.values())) if one]
+        found = {one.task.query: one for one in (await self._tasks.read_many(run_id, ids))[0] if not one.withdrawn}
+        there = {node_id: found[query] for node_id, query in queries.items() if query in found}
+        return {node_id for node_id, one in there.items() if not one.settled or one.node_id == node_id}
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""

@@ -1,7 +1,28 @@
 """The growth of one tree, without storage and without an oracle."""
 
+from collections.abc import Iterable
+
 from aeenc.values import RunConfig
-from services.sampler.acs.algorithm import AcceptedPremise, Node, Result, Tree
+from services.sampler.acs.algorithm import AcceptedPremise, Amendment, Growth, Node, Result, Tree
+
+DEEP = RunConfig(max_depth=8)
+
+
+def premise(name: str, *, leaf: bool = False) -> AcceptedPremise:
+    """An accepted premise with a text of its own."""
+    return AcceptedPremise(name, f"text {name}", 1, leaf)
+
+
+def amended(accepted: Iterable[AcceptedPremise], refused: Iterable[str] = ()) -> Amendment:
+    """What people say of a node afterwards."""
+    return Amendment("0-0", tuple(accepted), "task", 1, frozenset(refused))
+
+
+def judged(depth: int) -> Tree:
+    """root ─ a ─ b: all judged down to b, and b's level or the one of a in work."""
+    nodes = [Node(0, "root"), Node(1, "text a", "a", 0, 1), Node(2, "text b", "b", 1, 2)]
+    results = {0: Result((premise("a"), premise("l", leaf=True))), 1: Result((premise("b"),)), 2: Result()}
+    return Tree(0, "h", nodes[: depth + 1], {n: results[n] for n in range(depth + 1)}, depth)
 
 
 def test_a_text_is_a_node_once_below_the_first_parent_that_accepts_it():
@@ -9,3 +30,67 @@ def test_a_text_is_a_node_once_below_the_first_parent_that_accepts_it():
     shared, root_again = AcceptedPremise("s", "shared", 1, leaf=False), AcceptedPremise("0", "root", 2, leaf=False)
     tree.results = {1: Result((shared, root_again)), 2: Result((shared,))}
     assert tree.next_level(RunConfig(k=5, max_depth=8)) == [Node(3, "shared", "s", 1, 2)]
+
+
+def test_a_node_grows_below_the_root_and_the_level_in_work_goes_back():
+    tree, rules = judged(2), RunConfig(max_depth=3)
+    growth = tree.growth(0, amended([premise("a"), premise("c"), premise("d", leaf=True)]), rules)
+    assert growth == Growth(
+        0,
+        Result((premise("a"), premise("l", leaf=True), premise("c"), premise("d", leaf=True))),
+        (Node(3, "text c", "c", 0, 1),),
+        1,
+    )
+    tree.grow(growth)
+    assert ([node.text for node in tree.pending()], tree.deeper) == (["text c"], True)
+    assert tree.growth(0, amended([premise("c")]), rules) is None, "once is enough"
+    tree.results[3] = Result((premise("b"), premise("e")))
+    assert [node.text for node in tree.next_level(rules)] == ["text e"], "b was expanded under a"
+
+
+def test_a_leaf_that_is_none_any_more_is_expanded_and_limits_hold():
+    tree = judged(2)
+    growth = tree.growth(0, amended([premise("l")]), DEEP)
+    assert growth is not None
+    assert [node.text for node in growth.nodes] == ["text l"]
+    assert growth.result.accepted == (premise("a"), premise("l"))
+    deepest = tree.growth(2, amended([premise("c")]), RunConfig(max_depth=2))
+    assert deepest is not None
+    assert (deepest.nodes, deepest.depth) == ((), 2)
+    full = tree.growth(0, amended([premise("c")]), RunConfig(max_depth=8, max_nodes_per_tree=3))
+    assert full is not None
+    assert (full.nodes, full.depth) == ((), 2)
+
+
+def test_the_level_in_work_opens_what_was_accepted_meanwhile_by_itself():
+    tree = judged(0)
+    growth = tree.growth(0, amended([premise("c"), AcceptedPremise("r", "root", 1, leaf=False)]), DEEP)
+    assert growth is not None
+    assert (growth.nodes, growth.depth) == ((), 0)
+    tree.grow(growth)
+    assert [node.text for node in tree.next_level(DEEP)] == ["text a", "text c"]
+    assert Tree(0, "h", [Node(0, "root")]).growth(0, amended([premise("c")]), DEEP) is None, "not judged yet"
+
+
+def test_what_is_taken_back_cuts_what_hangs_on_nothing_else_until_it_is_accepted_again():
+    """root ─ a ─ b ─ c, and root ─ d, which accepts b, too: without a, b hangs on d."""
+    nodes = [Node(0, "root"), Node(1, "text a", "a", 0, 1), Node(2, "text d", "d", 0, 1), Node(3, "text b", "b", 1, 2)]
+    nodes += [Node(4, "text e", "e", 1, 2), Node(5, "text c", "c", 3, 3)]
+    results = {0: Result((premise("a"), premise("d"))), 1: Result((premise("b"), premise("e")))}
+    results |= {2: Result((premise("b"),)), 3: Result((premise("c"),)), 4: Result()}
+    tree, rules = Tree(0, "h", nodes, results, 3), DEEP
+    assert [node.text for node in tree.pending()] == ["text c"]
+    without_a = tree.growth(0, amended((), {"a"}), rules)
+    assert without_a == Growth(0, Result((premise("d"),)), (), 3, frozenset({1, 4}))
+    tree.grow(without_a)
+    assert [node.text for node in tree.pending()] == ["text c"]
+    without_both = tree.growth(2, amended((), {"b"}), rules)
+    assert without_both == Growth(2, Result(()), (), 3, frozenset({1, 3, 4, 5}), -1)
+    tree.grow(without_both)
+    assert (tree.pending(), tree.next_level(rules)) == ([], [])
+    again = tree.growth(0, amended((premise("a"),)), rules)
+    assert again == Growth(0, Result((premise("d"), premise("a"))), (), 1, frozenset(), 1)
+    tree.grow(again)
+    assert (tree.pending(), tree.next_level(rules)) == ([], [])
+    tree.depth = 3
+    assert [node.text for node in tree.pending()] == ["text c"]

@@ -4,104 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 
 import aeenc
 from aeenc import errors, trees, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
-from aeenc.values import RunConfig
-from services.sampler.acs.algorithm import AcceptedPremise, Amendment, Growth, Node, Result, Tree
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, nearest, pairs, take
-
-DEEP = RunConfig(max_depth=8)
-
-
-def premise(name: str, *, leaf: bool = False) -> AcceptedPremise:
-    """An accepted premise with a text of its own."""
-    return AcceptedPremise(name, f"text {name}", 1, leaf)
-
-
-def amended(accepted: Iterable[AcceptedPremise], refused: Iterable[str] = ()) -> Amendment:
-    """What people say of a node afterwards."""
-    return Amendment("0-0", tuple(accepted), "task", 1, frozenset(refused))
-
-
-def judged(depth: int) -> Tree:
-    """root ─ a ─ b: all judged down to b, and b's level or the one of a in work."""
-    nodes = [Node(0, "root"), Node(1, "text a", "a", 0, 1), Node(2, "text b", "b", 1, 2)]
-    results = {0: Result((premise("a"), premise("l", leaf=True))), 1: Result((premise("b"),)), 2: Result()}
-    return Tree(0, "h", nodes[: depth + 1], {n: results[n] for n in range(depth + 1)}, depth)
-
-
-def test_a_node_grows_below_the_root_and_the_level_in_work_goes_back():
-    tree, rules = judged(2), RunConfig(max_depth=3)
-    growth = tree.growth(0, amended([premise("a"), premise("c"), premise("d", leaf=True)]), rules)
-    assert growth == Growth(
-        0,
-        Result((premise("a"), premise("l", leaf=True), premise("c"), premise("d", leaf=True))),
-        (Node(3, "text c", "c", 0, 1),),
-        1,
-    )
-    tree.grow(growth)
-    assert ([node.text for node in tree.pending()], tree.deeper) == (["text c"], True)
-    assert tree.growth(0, amended([premise("c")]), rules) is None, "once is enough"
-    tree.results[3] = Result((premise("b"), premise("e")))
-    assert [node.text for node in tree.next_level(rules)] == ["text e"], "b was expanded under a"
-
-
-def test_a_leaf_that_is_none_any_more_is_expanded_and_limits_hold():
-    tree = judged(2)
-    growth = tree.growth(0, amended([premise("l")]), DEEP)
-    assert growth is not None
-    assert [node.text for node in growth.nodes] == ["text l"]
-    assert growth.result.accepted == (premise("a"), premise("l"))
-    deepest = tree.growth(2, amended([premise("c")]), RunConfig(max_depth=2))
-    assert deepest is not None
-    assert (deepest.nodes, deepest.depth) == ((), 2)
-    full = tree.growth(0, amended([premise("c")]), RunConfig(max_depth=8, max_nodes_per_tree=3))
-    assert full is not None
-    assert (full.nodes, full.depth) == ((), 2)
-
-
-def test_the_level_in_work_opens_what_was_accepted_meanwhile_by_itself():
-    tree = judged(0)
-    growth = tree.growth(0, amended([premise("c"), AcceptedPremise("r", "root", 1, leaf=False)]), DEEP)
-    assert growth is not None
-    assert (growth.nodes, growth.depth) == ((), 0)
-    tree.grow(growth)
-    assert [node.text for node in tree.next_level(DEEP)] == ["text a", "text c"]
-    assert Tree(0, "h", [Node(0, "root")]).growth(0, amended([premise("c")]), DEEP) is None, "not judged yet"
-
-
-def test_what_is_taken_back_cuts_what_hangs_on_nothing_else_until_it_is_accepted_again():
-    """root ─ a ─ b ─ c, and root ─ d, which accepts b, too: without a, b hangs on d."""
-    nodes = [Node(0, "root"), Node(1, "text a", "a", 0, 1), Node(2, "text d", "d", 0, 1), Node(3, "text b", "b", 1, 2)]
-    nodes += [Node(4, "text e", "e", 1, 2), Node(5, "text c", "c", 3, 3)]
-    results = {0: Result((premise("a"), premise("d"))), 1: Result((premise("b"), premise("e")))}
-    results |= {2: Result((premise("b"),)), 3: Result((premise("c"),)), 4: Result()}
-    tree, rules = Tree(0, "h", nodes, results, 3), DEEP
-    assert [node.text for node in tree.pending()] == ["text c"]
-    without_a = tree.growth(0, amended((), {"a"}), rules)
-    assert without_a == Growth(0, Result((premise("d"),)), (), 3, frozenset({1, 4}))
-    tree.grow(without_a)
-    assert [node.text for node in tree.pending()] == ["text c"]
-    without_both = tree.growth(2, amended((), {"b"}), rules)
-    assert without_both == Growth(2, Result(()), (), 3, frozenset({1, 3, 4, 5}), -1)
-    tree.grow(without_both)
-    assert (tree.pending(), tree.next_level(rules)) == ([], [])
-    again = tree.growth(0, amended((premise("a"),)), rules)
-    assert again == Growth(0, Result((premise("d"), premise("a"))), (), 1, frozenset(), 1)
-    tree.grow(again)
-    assert (tree.pending(), tree.next_level(rules)) == ([], [])
-    tree.depth = 3
-    assert [node.text for node in tree.pending()] == ["text c"]
 
 
 async def tree_of(people: aeenc.PeopleClient, run_id: str) -> dict[str, str]:
@@ -327,6 +243,85 @@ async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_e
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
         assert {pair.query for pair in await pairs(sampler, run_id)} == {"hypothesis 0", one.task.query}
+
+
+async def state_of(people: aeenc.PeopleClient, run_id: str, query: str) -> str:
+    """The state of the only task that asks a query."""
+    [state] = [task.state.name async for task in people.list_tasks(run_id) if task.task.query == query]
+    return state
+
+
+async def is_withdrawn(people: aeenc.PeopleClient, run_id: str, query: str) -> bool:
+    """Whether nobody is asked a query any more."""
+    return await state_of(people, run_id, query) == "WITHDRAWN"
+
+
+async def is_worked_on(sampler: aeenc.SamplerClient, run_id: str) -> bool:
+    """Whether a sampler has taken the run over."""
+    return run_id in (await sampler.info()).active_runs
+
+
+@pytest.mark.parametrize("end", ["is released", "is answered", "nobody holds it"])
+async def test_a_cut_node_whose_sampler_ends_is_let_go_by_the_next_one_once_nobody_has_begun_it(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    """The sampler ends before it has withdrawn the task that nobody holds."""
+    queue = {**QUEUE, "undo_s": 0.0}
+    async with at_work(world, 2, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann", run_id, "tree-0")
+        [first] = (one.premise for one in root.task.candidates[:1])
+        await people.submit(root, {first.id: EXPLAINS})
+        await waits(people, run_id, first.text)
+        lease = None if end == "nobody holds it" else await take(people, "ann", run_id, "tree-0")
+        monkeypatch.setattr(PeopleGateway, "withdraw", AsyncMock())
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+
+        async def is_cut() -> bool:
+            return first.text not in await tree_of(people, run_id)
+
+        await eventually(is_cut)
+    monkeypatch.undo()
+    async with world.sampler(queues={"team": queue}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        if lease is not None:
+            await eventually(lambda: is_worked_on(sampler, run_id))
+            assert await state_of(people, run_id, first.text) == "WAITING", "somebody holds it"
+        if end == "is answered":
+            await people.submit(lease, [])
+        else:
+            if lease is not None:
+                await people.release(lease.lease_id)
+            await eventually(lambda: is_withdrawn(people, run_id, first.text))
+        [other] = await people.lease("bob", run_id=run_id, max_tasks=5)
+        assert other.task.query == "hypothesis 1", "the task of the cut node is nobody's"
+        await people.submit(other, [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        judged_nodes = 3 if end == "is answered" else 2
+        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", judged_nodes, 0)
+
+
+async def test_a_node_below_the_level_in_work_leaves_the_queue_when_it_is_cut_after_a_restart(world: SamplerWorld):
+    queue = {**QUEUE, "undo_s": 0.0}
+    async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann")
+        first, second = (one.premise for one in root.task.candidates[:2])
+        await people.submit(root, {first.id: EXPLAINS})
+        await waits(people, run_id, first.text)
+        child = await take(people, "ann")
+        below = next(one.premise for one in child.task.candidates if one.premise.text != second.text)
+        await people.submit(child, {below.id: EXPLAINS})
+        await waits(people, run_id, below.text)
+        answer = await answer_of(people, run_id, "hypothesis 0")
+        changed = await people.amend(answer.answer_id, {second.id: EXPLAINS}, "ann")
+        await waits(people, run_id, second.text)
+    async with world.sampler(queues={"team": queue}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        await people.amend(changed, {first.id: REFUSES}, "ann")
+        await eventually(lambda: is_withdrawn(people, run_id, below.text))
+        await people.submit(await take(people, "ann"), [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 3, 0)
 
 
 async def test_a_node_that_is_cut_before_its_task_is_queued_leaves_the_queue_once_it_is_there(
