@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,14 @@ from browser.test_safety import findings
 from browser.test_screens import picture
 
 from aeenc.registry import RegistryClient
+from services.store.registry import Registry
+from support.models.tiny_checkpoints import (
+    TINY_SPACE,
+    TinyCheckpoint,
+    register,
+    write_tiny_checkpoint,
+    write_tiny_cross_encoder_checkpoint,
+)
 from support.small_trees import record
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
@@ -37,10 +45,24 @@ async def workbench(world: TrainerWorld, folder: Path) -> AsyncIterator[tuple[st
         yield f"http://127.0.0.1:{at}", Links(folder / "workbench")
 
 
+async def second_stable(rows: Registry, write: Callable[[int], TinyCheckpoint]) -> list[str]:
+    """Gives another space a label `stable` that was moved once; returns its two versions."""
+    made = [write(seed) for seed in (5, 6)]
+    for one in made:
+        await register(rows, one, label="stable")
+    return [one.version for one in made]
+
+
 async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
-    world: TrainerWorld, tmp_path: Path, browser: Any
+    world: TrainerWorld, tmp_path: Path, browser: Any, registry: Registry
 ) -> None:
-    registry = RegistryClient(world.trainer.channel)
+    older, newer = await second_stable(registry, cross_encoders(world))  # listed before the space of the jobs
+
+    async def stable() -> dict[str, list[str]]:
+        labels = RegistryClient(world.trainer.channel).list_labels()
+        return {one.space_id: list(one.versions) async for one in labels if one.name == "stable"}
+
+    pairs, own = "cross-encoder", world.space.space_id
     async with workbench(world, tmp_path) as (url, links):
         page = await open_window(browser, url, links, "lead", "admin")
         await page.route("**/api/jobs/*/events", lambda route: route.fulfill(status=503), times=1)  # no trainer
@@ -78,14 +100,17 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
 
         page.on("dialog", say)
         await press(page, job.get_by_role("button", name="Publish as stable"))
-        assert [list(one.versions) async for one in registry.list_labels() if one.name == "stable"] != [[made.version]]
+        assert await stable() == {pairs: [newer], own: [world.space.version]}
         await press(page, job.get_by_role("button", name="Publish as stable"))
         assert all(made.version in text for text in asked)
         await page.get_by_text(f"stable is now {made.version}, and every encoder serves it").wait_for()
-        stable = [one.versions async for one in registry.list_labels() if one.name == "stable"]
-        assert [list(versions) for versions in stable] == [[made.version]]
-        await press(page, page.get_by_role("button", name="Roll back"))
+        assert await stable() == {pairs: [newer], own: [made.version]}
+        await press(page, page.get_by_role("button", name=f"Roll back to {world.space.version}"))
         await page.get_by_text(f"stable is now {world.space.version}, and every encoder serves it").wait_for()
+        assert await stable() == {pairs: [newer], own: [world.space.version]}
+        await press(page, page.get_by_role("button", name=f"Roll back to {older}"))
+        await page.get_by_text(f"stable is now {older}, and every encoder serves it").wait_for()
+        assert await stable() == {pairs: [older], own: [world.space.version]}
         await page.reload()
         await page.get_by_role("img", name=drawn).wait_for()
         assert not page.wrong
@@ -116,6 +141,39 @@ async def test_only_an_admin_trains_and_nothing_moves_a_label_that_has_moved(
             measured = await http.post("/api/measure", json=measure, timeout=60)
             assert (measured.status_code, measured.json().get("queries")) == (200, 8), measured.text
         assert [job async for job in world.trainer.list_jobs()] == []
+
+
+async def test_a_label_of_several_spaces_is_rolled_back_in_the_space_of_its_row(
+    world: TrainerWorld, tmp_path: Path, registry: Registry
+) -> None:
+    def other_space(seed: int) -> TinyCheckpoint:
+        return write_tiny_checkpoint(world.space.store, seed=seed, base_version=world.space.version)
+
+    before = {"cross-encoder": await second_stable(registry, cross_encoders(world))}
+    before[TINY_SPACE] = await second_stable(registry, other_space)
+    async with workbench(world, tmp_path) as (url, links), httpx.AsyncClient(base_url=url, timeout=30) as http:
+        await signed_in(http, links, "admin")
+
+        async def stable() -> dict[str, Any]:
+            labels = (await http.get("/api/training")).json()["labels"]
+            return {one["space_id"]: one for one in labels if one["name"] == "stable"}
+
+        async def roll_back(space: str) -> Any:
+            body = {"label": "stable", "space": space, "revision": 2, "request": f"back-{space}"}
+            return (await http.post("/api/rollback", json=body)).json()
+
+        assert (await roll_back("")).get("reason") == "SPACE_AMBIGUOUS"
+        for space, (older, newer) in before.items():
+            found = await stable()
+            assert (found[space]["versions"], found[space]["revision"]) == ([newer], 2)
+            assert (await roll_back(space))["label"]["versions"] == [older]
+            moved = await stable()
+            assert moved.pop(space)["versions"] == [older]
+            assert moved == {other: row for other, row in found.items() if other != space}
+
+
+def cross_encoders(world: TrainerWorld) -> Callable[[int], TinyCheckpoint]:
+    return lambda seed: write_tiny_cross_encoder_checkpoint(world.space.store, seed=seed)
 
 
 async def press(page: Any, button: Any) -> None:

@@ -45,16 +45,20 @@ class MeasureBody(Body):
 
 
 class LabelBody(Body):
-    """A label to move, as it was when the page was read. `version` is empty for a rollback."""
+    """A label to move, as it was when the page was read: a name in a space, and its revision.
+
+    `version` is empty for a rollback. A publication moves the label in the version's own space.
+    """
 
     label: str = "stable"
+    space: str = ""
     version: str = ""
     revision: int = Field(ge=0, lt=2**63)
     request: str
 
 
 async def overview(call: Call) -> Any:
-    """Runs, the latest jobs, and labels; whether there are gold queries to measure with."""
+    """Runs, the latest jobs, the spaces of versions, and labels; how many gold queries there are to measure with."""
     call.person.must_be("admin")
     client = call.client
     return {
@@ -69,6 +73,7 @@ async def overview(call: Call) -> Any:
             for run in await first(client.sampler.list_runs())
         ],
         "jobs": await first(client.trainer.list_jobs(page_size=MAX_LISTED), MAX_LISTED),
+        "spaces": {one.version: one.space_id for one in await first(client.trainer.list_checkpoints())},
         "labels": await first(client.registry.list_labels()),
         "gold": len(call.gold),
     }
@@ -150,6 +155,7 @@ async def rollback(call: Call) -> Any:
     body = await call.body(LabelBody)
     return await call.client.registry.rollback(
         label=body.label,
+        space_id=body.space,
         wait_s=ROLLOUT_S,
         expected_revision=body.revision,
         request_id=body.request,

@@ -34,7 +34,6 @@ export function Training() {
   useEffect(() => { load().catch((error: Error) => setProblem(error.message)); }, []);
 
   const corpus = known?.runs.find((run) => chosen.includes(run.id))?.corpus;
-  const label = known?.labels.find((one) => one.name === LABEL);
   const job = known?.jobs.find((one) => one.id === shown) ?? known?.jobs[0];
   const toggle = (id: string): void => setChosen(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
 
@@ -46,8 +45,9 @@ export function Training() {
       return "The job has started.";
     });
   }
-  const move = (what: "publish" | "rollback", version: string): Promise<void> => doing(async () => {
-    const body = { label: LABEL, version, revision: label?.revision ?? 0, request: fresh() };
+  // Moves the label of a row; without a row, the version is the first of its space.
+  const move = (what: "publish" | "rollback", row: Label | undefined, version = ""): Promise<void> => doing(async () => {
+    const body = { label: LABEL, space: row?.space_id ?? "", version, revision: row?.revision ?? 0, request: fresh() };
     const moved = await call<Publication>(`/api/${what}`, body);
     return `${LABEL} is now ${moved.label.versions.join(" and ")}${moved.complete ? ", and every encoder serves it" : "; not every encoder serves it yet"}.`;
   });
@@ -74,14 +74,14 @@ export function Training() {
         <h2>Jobs</h2>
         {!job && <p class="quiet">No job yet.</p>}
         {job && known.jobs.length > 1 && <label>Job <select value={job.id} onChange={(event) => setShown(event.currentTarget.value)}>{known.jobs.map((one) => <option key={one.id} value={one.id}>{new Date(one.created_at).toLocaleString()}, {one.state}</option>)}</select></label>}
-        {job && <OneJob key={job.id} started={job} label={label} gold={known.gold} busy={busy} doing={doing} publish={async (version) => { if (confirm(`Every encoder serves ${version} as ${LABEL} from now on, to everybody. Publish it?`)) await move("publish", version); }} />}
+        {job && <OneJob key={job.id} started={job} known={known} busy={busy} load={load} doing={doing} publish={async (label, version) => { if (confirm(`Every encoder serves ${version} as ${LABEL} from now on, to everybody. Publish it?`)) await move("publish", label, version); }} />}
         <h2>Labels</h2>
         <div class="tables" tabIndex={0} role="region" aria-label="Labels"><table>
-          <thead><tr><th scope="col">Label</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
+          <thead><tr><th scope="col">Label</th><th scope="col">Space</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
           <tbody>{known.labels.map((one) => (
-            <tr key={one.name}>
-              <td>{one.name}</td><td><code>{one.versions.join(" and ")}</code></td><td><code>{one.previous_versions.join(" and ")}</code></td>
-              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", "")}>Roll back to {one.previous_versions.join(" and ")}</button>}</td>
+            <tr key={`${one.space_id} ${one.name}`}>
+              <td>{one.name}</td><td><code>{one.space_id}</code></td><td><code>{one.versions.join(" and ")}</code></td><td><code>{one.previous_versions.join(" and ")}</code></td>
+              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", one)}>Roll back to {one.previous_versions.join(" and ")}</button>}</td>
             </tr>
           ))}</tbody>
         </table></div>
@@ -91,14 +91,17 @@ export function Training() {
 }
 
 interface OneJobProps {
-  started: Job; label: Label | undefined; gold: number; busy: boolean;
-  doing: (change: () => Promise<string>) => Promise<void>; publish: (version: string) => Promise<void>;
+  started: Job; known: Overview; busy: boolean; load: () => Promise<void>;
+  doing: (change: () => Promise<string>) => Promise<void>; publish: (label: Label | undefined, version: string) => Promise<void>;
 }
 
-function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
+function OneJob({ started, known, busy, load, doing, publish }: OneJobProps) {
   const { job, points } = useJob(started);
   const [measured, setMeasured] = useState<Measured[]>([]);
   const { progress, version } = job;
+  const { gold, spaces } = known;
+  useEffect(() => { if (version && !(version in spaces)) load().catch(() => undefined); }, [version]); // it has just been made
+  const label = known.labels.find((one) => one.name === LABEL && one.space_id === spaces[version]);
   const before = (label?.versions[0] === version ? label.previous_versions : label?.versions)?.[0];
 
   const measure = (): Promise<void> => doing(async () => {
@@ -114,8 +117,8 @@ function OneJob({ started, label, gold, busy, doing, publish }: OneJobProps) {
       <Curve points={points} steps={progress.steps} />
       <div class="actions">
         {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return "The job is cancelled."; })}>Cancel</button>}
-        {version && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
-        {version && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(version)}>Publish as {LABEL}</button>}
+        {version in spaces && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
+        {version in spaces && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(label, version)}>Publish as {LABEL}</button>}
         {version && gold === 0 && <span class="quiet">To measure on gold trees, start the workbench with --gold FOLDER.</span>}
       </div>
       {measured.length > 0 && (
