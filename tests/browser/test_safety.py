@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +19,12 @@ from aeenc_workbench.app import make_app
 from aeenc_workbench.events import Events
 from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links, Person, Sessions
+from browser.conftest import free_port, started
 
+from services.sampler.__main__ import build
 from support import waiting
+from support.certificates import certify, needs_openssl
+from support.worlds.sampler_world import QUEUE, small_world
 
 pytestmark = pytest.mark.browser
 PAYLOAD = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`${window.pwned=1}`'
@@ -185,6 +192,23 @@ async def test_a_mark_that_another_process_has_just_removed_keeps_nobody_signed_
         assert (await http.get("/api/me")).status_code == 401
 
 
+async def test_of_several_who_note_one_name_at_once_one_is_the_first_and_none_fails(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"old-{number}").touch()
+        os.utime(tmp_path / f"old-{number}", (0, 0))  # forgotten by now: all remove it at once
+    code = (
+        "import sys, pathlib; from aeenc_workbench.sign_in import Marks; marks = Marks(pathlib.Path(sys.argv[1]), 60.0)"
+    )
+    code += "\nsys.stdin.readline()\nprint([marks.set(f'link-{number}') for number in range(50)].count(True))"
+    options: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    options["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    others = [await asyncio.create_subprocess_exec(sys.executable, "-c", code, tmp_path, **options) for _ in range(4)]
+    told = await asyncio.gather(*(process.communicate(b"\n") for process in others))
+    assert [process.returncode for process in others] == [0] * 4
+    assert sum(int(out) for out, _ in told) == 50
+    assert set(os.listdir(tmp_path)) == {f"link-{number}" for number in range(50)}  # noqa: PTH208
+
+
 async def test_a_bug_is_told_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with alone(tmp_path) as (_, http):
         monkeypatch.setattr(Sessions, "lives", lambda *_: 1 / 0)
@@ -220,10 +244,36 @@ def test_its_token_travels_to_another_host_without_tls_only_where_asked(
     assert "its token may travel to other hosts without TLS (plain_token)" in capsys.readouterr().err
 
 
-def test_it_shows_the_services_a_certificate_of_its_own(tmp_path: Path) -> None:
+def test_half_a_certificate_stops_its_start(tmp_path: Path) -> None:
     words = ["--port", "0", "--state-dir", str(tmp_path), "--sampler", "192.0.2.1:1"]
     with pytest.raises(SystemExit, match="cert and key belong together"):
         main([*words, "--cert", __file__])
+
+
+@needs_openssl
+async def test_it_shows_the_services_one_certificate_of_its_own_and_browsers_another(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    (cert, key), (own_cert, own_key) = certify(tmp_path, "services"), certify(tmp_path, "workbench")
+    (page_cert, page_key), at = certify(tmp_path, "page"), free_port()
+    tls = {"tls_cert": cert, "tls_key": key, "tls_client_ca": own_cert}
+    async with (
+        small_world(redis_url, namespace) as world,
+        build(world.configure(queues={"team": QUEUE}, host="localhost", **tls)) as sampler,
+    ):
+        for shown, answer in ((["--cert", own_cert, "--key", own_key], 200), ([], 503)):
+            words = ["--host", "localhost", "--port", at, "--state-dir", tmp_path / "state", "--ca", cert, *shown]
+            words += ["--tls-cert", page_cert, "--tls-key", page_key, "--sampler", f"localhost:{sampler.port}"]
+            async with started([str(word) for word in words]):
+                url, trusted = f"https://localhost:{at}", ssl.create_default_context(cafile=page_cert)
+                async with httpx.AsyncClient(base_url=url, verify=trusted, timeout=30) as http:
+                    link = Links(tmp_path / "state").make(Person("ann"))
+                    assert (await http.post(f"/sign-in?link={link}")).status_code == 303
+                    assert (await http.get("/api/queues")).status_code == answer
+                other = ssl.create_default_context(cafile=cert)
+                async with httpx.AsyncClient(base_url=url, verify=other) as http:
+                    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                        await http.get("/")
 
 
 async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> None:

@@ -53,6 +53,16 @@ async def test_people_get_tables_on_stdout_and_progress_on_stderr(aeenc, fleet, 
     assert "heat melts ice" in found.stdout
 
 
+async def test_ids_of_what_is_found_are_whole_in_a_narrow_terminal(aeenc, fleet, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    ids = [f"0123456789abcdef0123456789abcdef-{number}" for number in range(3)]
+    facts = [json.dumps({"id": one, "text": f"heat melts {one[-1]} kinds of ice in spring"}) for one in ids]
+    (tmp_path / "long.jsonl").write_text("\n".join(facts))
+    assert (await aeenc(*fleet.options, "corpus", "build", "long", "--facts", tmp_path / "long.jsonl")).code == 0
+    found = await aeenc(*fleet.options, "retrieve", "long", "heat melts ice")
+    assert all(one in found.stdout for one in ids), found.stdout
+
+
 async def test_texts_too_long_are_cut_where_asked(aeenc, fleet, facts):
     await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
     for flags, truncate in (([], types_pb2.TRUNCATE_ERROR), (["--truncate"], types_pb2.TRUNCATE_END)):

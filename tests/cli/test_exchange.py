@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import shlex
@@ -140,13 +141,16 @@ async def test_a_file_named_by_a_dash_is_standard_output(aeenc, world, trees, tm
         assert (folder.code, "is a folder" in folder.stderr) == (2, True)
 
 
-async def test_a_file_with_one_wrong_line_imports_nothing(aeenc, world, tmp_path):
+async def test_a_file_with_one_wrong_line_or_a_packed_one_imports_nothing(aeenc, world, tmp_path):
     good = json.dumps({"query": "q", "premise": "p", "sign": "positive"})
     (tmp_path / "bad.jsonl").write_text((good + "\n") * 1500 + '{"query": "q"}\n')  # more than one call's
     async with world.sampler() as sampler:
         target = ("--sampler", sampler.channel.target, "--json")
         ended = await aeenc(*target, "import", "pairs", tmp_path / "bad.jsonl", "--corpus", "science")
         assert (ended.code, "bad.jsonl:1501: " in ended.error["message"]) == (2, True)
+        (tmp_path / "pairs.jsonl.gz").write_bytes(gzip.compress(f"{good}\n".encode()))
+        packed = await aeenc(*target, "import", "pairs", tmp_path / "pairs.jsonl.gz", "--corpus", "science")
+        assert (packed.code, "pairs.jsonl.gz:1: the file is packed; unpack" in packed.error["message"]) == (2, True)
         assert [one async for one in sampler.list_runs()] == []
         (tmp_path / "empty.jsonl").write_text("")
         assert (await aeenc(*target, "import", "pairs", tmp_path / "empty.jsonl", "--corpus", "science")).code == 2
