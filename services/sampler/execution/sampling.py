@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from aeenc import errors
 from aeenc.trees import ROOT as ROOT_LABEL
@@ -28,7 +28,7 @@ from services.sampler.execution.retrieval import Retrieval
 from services.sampler.execution.runner import Runner
 from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import Amended, NodeStore, explaining
-from services.sampler.records.pair_log import PairLog, addition
+from services.sampler.records.pair_log import PairLog, said
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Pair, Run, config_json
 from services.store.life_cycles import LIVE, State
@@ -186,28 +186,21 @@ class Sampling:
             raise errors.InvalidArgument.field(
                 "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
             )
-        adds = await asyncio.to_thread(addition, corpus, pairs)
-        if not (into := await self._log.imported(request_id, adds)):
-            into = await self._import(corpus, pairs, run_id, request_id, adds)
-        if run_id and into != run_id:
-            raise errors.AlreadyExists(
-                f"request id {request_id!r} imported into run {into}, not {run_id}; choose another request id"
-            )
-        return into, len(pairs)
+        asked = {"corpus": corpus, "run_id": run_id, "pairs": await asyncio.to_thread(said, pairs)}
+        request = Request(request_id, "ImportPairs", asked)
+        return await self._log.imported(request) or await self._import(corpus, pairs, run_id, request), len(pairs)
 
-    async def _import(
-        self, corpus: str, pairs: Sequence[Pair], run_id: str, request_id: str, adds: Mapping[str, Any]
-    ) -> str:
+    async def _import(self, corpus: str, pairs: Sequence[Pair], run_id: str, request: Request) -> str:
         """Adds pairs to a run, or stores a new one with them in one step: nobody ever sees one without the other."""
         new_id, at = run_id or uuid.uuid4().hex[:16], datetime.now(UTC)
-        add = partial(self._log.add, new_id, [replace(pair, run_id=new_id) for pair in pairs], request_id, adds)
+        add = partial(self._log.add, new_id, [replace(pair, run_id=new_id) for pair in pairs], request)
         if run_id:
             is_new = await add()
         else:
-            config = RunConfig(corpus=corpus, idempotency_key=f"import {request_id}" if request_id else "")
+            config = RunConfig(corpus=corpus, idempotency_key=f"import {request.id}" if request.id else "")
             run = Run(new_id, config, "SUCCEEDED", "", "", "", RunProgress(), at, at, imported=True)
             is_new = await self.runs.create(run, [], add) == new_id
-        return new_id if is_new else await self._log.imported(request_id, adds)  # another call was faster
+        return new_id if is_new else await self._log.imported(request)  # another call was faster
 
     async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Hypothesis id and EntailmentBank record of each tree of a run in which something was accepted."""

@@ -51,10 +51,6 @@ class RunKeys(WorkKeys):
         """A tree's nodes `n:<ordinal>`, results `r:<ordinal>` and depth (hash). Absent until a node is judged."""
         return self.part(run_id, f"tree:{index}")
 
-    def import_request(self, request_id: str) -> str:
-        """What an import's request id has added, and to which run (string)."""
-        return f"{self.prefix}import:{digest(request_id)}"
-
     def oracle_spent(self, oracle: str) -> str:
         """The number of verdicts that an oracle with a budget was asked for in all (string)."""
         return f"{self.prefix}oracle:{digest(oracle)}:spent"

@@ -35,7 +35,7 @@ from services.sampler.acs.algorithm import (
     explains,
 )
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import ADD_PAIR, CHUNK, EMIT
+from services.sampler.records.run_store import ADD_PAIRS, CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, Hypothesis, Pair, Run
 from services.store.formats import check_format
 from services.store.life_cycles import digest, now
@@ -54,23 +54,18 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
 if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 """
 
-# A pair that people have amended is not recorded again: an earlier answer does not follow a later one in the log.
 # KEYS: run, lease, tree, pairs, events, answers, amended
 # ARGV: owner, now, field of the tree, its value, whether that completes the node, query key, answers, verdicts on what
 #       was not asked, judgements, failed, how many more nodes are pending, query, the tree's depth if it goes back,
 #       then pairs
 _COMMIT = (
-    ADD_PAIR
+    ADD_PAIRS
     + _FENCE
     + """
 if redis.call('HSETNX', KEYS[3], ARGV[3], ARGV[4]) == 0 then return 'DONE' end
 if ARGV[13] ~= '' then redis.call('HSET', KEYS[3], 'depth', ARGV[13]) end
 if ARGV[7] ~= '' then redis.call('HSET', KEYS[6], ARGV[6], ARGV[7]) end
-local amended = cjson.decode(redis.call('HGET', KEYS[7], ARGV[12]) or '{}')
-for i = 14, #ARGV do
-  local pair = cjson.decode(ARGV[i])
-  if pair.amended or not amended[pair.premise_id] then add_pair(KEYS[1], KEYS[4], KEYS[7], pair, ARGV[i]) end
-end
+add_pairs(KEYS[1], KEYS[4], KEYS[7], ARGV, 14, cjson.decode(redis.call('HGET', KEYS[7], ARGV[12]) or '{}'))
 redis.call('HINCRBY', KEYS[1], 'skipped', ARGV[8])
 redis.call('HINCRBY', KEYS[1], 'judgements', ARGV[9])
 redis.call('HINCRBY', KEYS[1], 'nodes_judged', ARGV[5] - ARGV[10])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +12,11 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.sampler.acs.algorithm import PairSign
 from services.sampler.records.keys import RunKeys
-from services.sampler.records.run_store import ADD_PAIR
-from services.sampler.records.runs import FORMAT_VERSION, Pair
-from services.store.formats import check_format
+from services.sampler.records.run_store import ADD_PAIRS
+from services.sampler.records.runs import Pair
 from services.store.life_cycles import now
 from services.store.redis import Script, raising_unavailable
+from services.store.requests import Request, Requests, text_of
 
 Reader = Callable[[list[Pair]], Awaitable[list[Pair]]]
 
@@ -25,17 +24,17 @@ READ = 16
 READS = 128
 
 # KEYS: run, pairs, events, amended, the run's requests, the request
-# ARGV: now, what the request adds or '', then pairs
+# ARGV: now, what the request asks for or '', the run's id, then pairs
 _ADD = (
-    ADD_PAIR
+    ADD_PAIRS
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 'MISSING' end
 if ARGV[2] ~= '' then
   if redis.call('EXISTS', KEYS[6]) == 1 then return 'DONE' end
-  redis.call('SET', KEYS[6], ARGV[2])
+  redis.call('HSET', KEYS[6], 'content', ARGV[2], 'run', ARGV[3])
   redis.call('SADD', KEYS[5], KEYS[6])
 end
-for i = 3, #ARGV do add_pair(KEYS[1], KEYS[2], KEYS[4], cjson.decode(ARGV[i]), ARGV[i]) end
+add_pairs(KEYS[1], KEYS[2], KEYS[4], ARGV, 4, {})
 emit(KEYS[1], KEYS[3], ARGV[1])
 return 'OK'
 """
@@ -50,6 +49,7 @@ class PairLog:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self._add = Script(redis, _ADD)
+        self._requests = Requests(redis, keys.namespace)
 
     async def page(
         self, run_id: str, after: int, limit: int, sign: PairSign | None, read: Reader | None = None
@@ -74,41 +74,21 @@ class PairLog:
             after = found[-1].seq
         return pairs, after
 
-    async def imported(self, request_id: str, adds: Mapping[str, Any]) -> str:
-        """The run into which an import's request id has imported before; empty: none.
+    async def imported(self, request: Request) -> str:
+        """The run into which a request has imported before; empty: none. Raises AlreadyExists for another request."""
+        record = await self._requests.answer(request)
+        return record["run"] if record else ""
 
-        Raises AlreadyExists when that was another corpus or other pairs, NewerFormat for the note of a newer release.
-        """
-        text = await self._redis.get(self._keys.import_request(request_id)) if request_id else None
-        if not text:
-            return ""
-        first = json.loads(text)
-        check_format(first, FORMAT_VERSION, f"the import of request id {request_id!r}")
-        run_id: str = first.pop("run")
-        if first["corpus"] != adds["corpus"]:
-            problem = f"corpus {first['corpus']!r}, not {adds['corpus']!r}"
-        elif first["pairs"] != adds["pairs"]:
-            problem = f"{first['pairs']:,} pairs, not {adds['pairs']:,}"
-        elif first["digest"] != adds["digest"]:
-            problem = "other pairs"
-        else:
-            return run_id
-        raise errors.AlreadyExists(
-            f"request id {request_id!r} imported {problem}, into run {run_id}; choose another request id"
-        )
-
-    async def add(
-        self, run_id: str, pairs: Sequence[Pair], request_id: str, adds: Mapping[str, Any], client: Any = None
-    ) -> bool:
+    async def add(self, run_id: str, pairs: Sequence[Pair], request: Request, client: Any = None) -> bool:
         """Appends pairs in one step, or as a part of the transaction of `client`. False: the request did so before.
 
-        `adds` is noted of the request. Raises NotFound when the run was deleted meanwhile.
+        The request is known for as long as the run. Raises NotFound when the run was deleted meanwhile.
         """
-        own, request = self._keys, self._keys.import_request(request_id)
-        noted = json.dumps({"format_version": FORMAT_VERSION, **adds, "run": run_id}) if request_id else ""
+        own = self._keys
         parts = (own.record, own.pairs, own.events, own.amended, own.import_requests)
-        keys = [*(part(run_id) for part in parts), request]
-        written = await self._add(keys=keys, args=[now(), noted, *(pair.to_json() for pair in pairs)], client=client)
+        keys = [*(part(run_id) for part in parts), self._requests.key(request)]
+        arguments = [now(), text_of(request), run_id, *(pair.to_json() for pair in pairs)]
+        written = await self._add(keys=keys, args=arguments, client=client)
         if written == "MISSING":
             raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
         return bool(written == "OK")
@@ -119,9 +99,9 @@ class PairLog:
         yield [part(run_id) for part in (self._keys.pairs, self._keys.amended, self._keys.import_requests)]
 
 
-def addition(corpus: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+def said(pairs: Sequence[Pair]) -> str:
     """Tells what two imports add apart, whenever they were made."""
     found = hashlib.sha256()
     for pair in pairs:
         found.update(replace(pair, run_id="", judged_at="").to_json().encode())
-    return {"corpus": corpus, "pairs": len(pairs), "digest": found.hexdigest()}
+    return f"{len(pairs):,} pairs {found.hexdigest()[:16]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.sampler.records.run_store import ADD_PAIR
+from services.sampler.records.run_store import ADD_PAIRS
 
 _SHARED = """
 local function append(key, ...)
@@ -52,14 +52,14 @@ return 1
 #       verdicts, events, the run's answers of the last hour, growing, counts, run, pairs, the run's events, amended
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 WRITE = (
-    ADD_PAIR
+    ADD_PAIRS
     + _SHARED
     + """
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
 if #plan.pairs > 0 then
   if redis.call('EXISTS', KEYS[15]) == 0 then return 0 end
-  for _, pair in ipairs(plan.pairs) do add_pair(KEYS[15], KEYS[16], KEYS[18], cjson.decode(pair), pair) end
+  add_pairs(KEYS[15], KEYS[16], KEYS[18], plan.pairs, 1, {})
   emit(KEYS[15], KEYS[17], plan.at)
 end
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])

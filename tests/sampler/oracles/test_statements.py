@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import aeenc
-from aeenc.oracle import EXPLAINS, Answer, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Answer, Task, Verdict
 from aeenc.oracles.remote import RemoteOracle
 from support.worlds.sampler_world import FACTS, SamplerWorld, finish
 
@@ -20,18 +20,18 @@ class Talker(aeenc.Oracle):
     name = "talker"
 
     def judge(self, task: Task) -> Answer[Any]:
-        first, second, *_ = (one.id for one in task.candidates)
+        first, second, third, *_ = (one.id for one in task.candidates)
         shown = {one.id for one in task.candidates}
         extra = next(f"p{n}" for n in range(FACTS) if f"p{n}" not in shown)
         if task.query != "hypothesis 0":
             return Answer({first: Verdict(EXPLAINS, leaf=True)}, node_verdict="not_explainable")
         return Answer(
-            {first: Verdict(EXPLAINS, leaf=True), second: Verdict(EXPLAINS, leaf=True)},
+            {first: Verdict(EXPLAINS, leaf=True), second: Verdict(EXPLAINS, leaf=True), third: REFUSES},
             note="two ways",
             additions={extra: Verdict(EXPLAINS, leaf=True, grade=0.5), first: EXPLAINS, "nowhere": EXPLAINS},
             written=["a fact that the corpus lacks", " "],
             intermediates=[CONCLUSION, task.query],
-            alternatives=[[first], [second, extra], [second, "nowhere"], []],
+            alternatives=[[first], [second, extra], [second, "nowhere"], [first, third], []],
             inference="because of it, this",
             node_verdict="premise_missing",
         )

@@ -239,11 +239,14 @@ async def test_several_ways_to_explain_a_query_stay_with_the_answer(world: Sampl
     [
         ([[]], "is empty"),
         ([["nobody"]], "'nobody', which this answer does not accept"),
+        ([["refused"]], "names 'p.*', which this answer does not accept"),
         ([[f"p{number}"] for number in range(17)], "has 17 items"),
     ],
 )
 async def test_a_way_names_accepted_premises_alone(world: SamplerWorld, ways: list[list[str]], why: str):
     async with at_work(world, 1) as (people, _, _):
         lease = await take(people, "ann")
+        accepted, refused, *_ = (one.premise.id for one in lease.task.candidates)
+        named = [[refused if one == "refused" else one for one in way] for way in ways]
         with pytest.raises(errors.InvalidArgument, match=why):
-            await people.submit(lease, [lease.task.candidates[0].premise.id], alternatives=ways)
+            await people.submit(lease, {accepted: EXPLAINS, refused: REFUSES}, alternatives=named)

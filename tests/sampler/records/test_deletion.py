@@ -18,6 +18,7 @@ from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import RunStore
 from services.store.life_cycles import LifeCycles
 from services.store.redis import connect
+from services.store.requests import Request, Requests
 from support.waiting import eventually, until
 from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, finish, serving, take
 
@@ -124,7 +125,7 @@ async def test_an_import_that_never_came_leaves_nothing_and_an_import_is_known_f
     async def dies(*_: Any, **__: Any) -> None:
         raise RuntimeError("killed")
 
-    key = RunKeys(world.settings["namespace"]).import_request("i1")
+    key = Requests(redis, world.settings["namespace"]).key(Request("i1", "ImportPairs", {}))
     async with world.sampler() as client:
         with monkeypatch.context() as patch:
             patch.setattr(RunStore, "create", dies)

@@ -9,7 +9,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import EXPLAINS, Candidate, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Verdict
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from services.sampler.acs.algorithm import (
     ADDED,
@@ -20,6 +20,7 @@ from services.sampler.acs.algorithm import (
     NodeAnswer,
     NodeRound,
     Tree,
+    known_by,
 )
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore
@@ -28,6 +29,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.store.life_cycles import LIVE
 from services.store.redis import connect
+from services.store.requests import Request
 from support.waiting import eventually
 from support.worlds.people_world import verdict
 from support.worlds.sampler_world import (
@@ -92,6 +94,31 @@ async def test_committing_a_node_again_changes_nothing(stores: Stores):
     [tree] = await nodes.trees(run_id, [0])
     assert tree.results == {0: OUTCOME.result}
     assert await nodes.answers(run_id, ["hypothesis 0", "fact 1"]) == [OUTCOME.known, Known()]
+
+
+async def test_an_answer_that_comes_after_an_amendment_records_no_pair_of_what_was_amended(stores: Stores):
+    """Whoever has amended it: only an answer that itself amends what was known replaces it."""
+    amended = [
+        replace(stores.run.pair("hypothesis 0", one, Verdict(REFUSES), node_id="1-0", annotator="bob"), amended=True)
+        for one in (FOUND, EXTRA)
+    ]
+    quoted = replace(amended[0], query='says "sign": "POSITIVE", "amended": true', amended=False)
+    assert await stores.pairs.add(stores.run_id, [*amended, quoted], Request("", "", {}))
+    known = Known({"p9": known_by(Verdict(REFUSES), EXTRA)})
+    commit = COMMIT._replace(round=replace(ROUND, known=known))
+    assert await stores.nodes.commit(stores.run, "me", [commit]) == ["OK"]
+    found, _ = await stores.pairs.page(stores.run_id, 0, 10, None)
+    assert [(pair.premise_id, pair.sign, pair.annotator, pair.amended) for pair in found] == [
+        ("p1", "NEGATIVE", "bob", True),
+        ("p9", "NEGATIVE", "bob", True),
+        ("p1", "NEGATIVE", "bob", False),
+        ("p9", "POSITIVE", "ann", True),
+    ]
+    assert [pair.seq for pair in found] == [1, 2, 3, 4]
+    progress = (await stores.runs.get(stores.run_id)).progress
+    assert (progress.positives, progress.negatives) == (1, 3)
+    [last, none] = await stores.nodes.amended(stores.run_id, ["hypothesis 0", quoted.query])
+    assert ({name: pair.explains for name, pair in last.items()}, none) == ({"p1": False, "p9": True}, {})
 
 
 async def test_advancing_a_tree_again_changes_nothing(stores: Stores):
@@ -185,14 +212,14 @@ async def test_a_request_id_of_an_import_is_not_taken_for_other_pairs(world: Sam
     async with world.sampler() as client:
         assert await client.import_pairs("science", [one], request_id="i1") == first
         for corpus, pairs, problem in (
-            ("science", [other], "other pairs"),
-            ("science", [one, other], "1 pairs, not 2"),
-            ("art", [one], "corpus 'science', not 'art'"),
+            ("science", [other], "with pairs '1 pairs .*', now with '1 pairs "),
+            ("science", [one, other], "with pairs '1 pairs .*', now with '2 pairs "),
+            ("art", [one], "with corpus 'science', now with 'art'"),
         ):
             with pytest.raises(errors.AlreadyExists, match=problem):
                 await client.import_pairs(corpus, pairs, request_id="i1")
         second = await client.import_pairs("science", [other])
-        with pytest.raises(errors.AlreadyExists, match=f"into run {first.run_id}, not {second.run_id}"):
+        with pytest.raises(errors.AlreadyExists, match=f"with run_id '', now with '{second.run_id}'"):
             await client.import_pairs("science", [one], run_id=second.run_id, request_id="i1")
 
 
@@ -311,22 +338,15 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
     await redis.aclose()
 
 
-async def test_events_and_imports_of_a_newer_release_are_refused_by_name(world: SamplerWorld):
+async def test_events_of_a_newer_release_are_refused_by_name(world: SamplerWorld):
     redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     tasks = RunKeys(world.settings["namespace"])
-    pair = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
     async with world.sampler(queues={"team": QUEUE}) as client:
-        await client.import_pairs("science", [pair], request_id="i1")
         run = await finish(client)
         for stream in (keys.events(run.id), tasks.all_events):
             await redis.delete(stream)
             await redis.xadd(stream, {"format_version": 99, "at": "later"}, id="1-0")
-        await redis.set(keys.import_request("i1"), '{"format_version": 99}')
-        for call in (
-            anext(client.watch(run.id)),
-            anext(aeenc.PeopleClient(client.channel).watch(from_seq=1)),
-            client.import_pairs("science", [pair], request_id="i1"),
-        ):
+        for call in (anext(client.watch(run.id)), anext(aeenc.PeopleClient(client.channel).watch(from_seq=1))):
             with pytest.raises(errors.FailedPrecondition, match="format_version 99, this release reads up to 1"):
                 await call
     await redis.aclose()
