@@ -1,1 +1,1 @@
-"""Active contrastive sampling (ACS) as pure state: the algorithm, one node at work, which refusals become negatives."""
+"""Active contrastive sampling (ACS) as pure state: the algorithm, and one node at work."""

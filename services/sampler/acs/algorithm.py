@@ -15,7 +15,7 @@ The result is defined breadth-first per tree, so neither batching nor concurrenc
 - what people accept of a judged node later explains it from then on, and is expanded like all else. The level in work
   goes back to the one below that node; what was judged stays judged, and no text is expanded twice. What they take back
   explains it no longer: what hangs on nothing else is cut, and not asked unless they accept it again;
-- a pair says what was answered; which refusals are negatives is decided where pairs are read (`left_out`).
+- a pair says what was answered; which refusals are negatives is decided where pairs are read (`sampling.left_out`).
 
 An oracle is assumed to judge a premise by the query. If it decides by the path, the first path asked decides for all.
 """

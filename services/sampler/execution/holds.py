@@ -13,7 +13,6 @@ A live run does so by itself; any other one when somebody asks for it. The gener
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import replace
 
 from aeenc import errors
@@ -29,7 +28,6 @@ from services.sampler.records.runs import Run
 log = get(__name__)
 
 FOLLOW_S = 5.0  # between two looks at the label of a live run
-_LABEL = re.compile("run-([0-9a-f]{16})")  # the label of a run, not one that a person has named so
 
 
 class RunHolds:
@@ -74,7 +72,7 @@ class RunHolds:
         held = set(await self._generations.held())
         try:
             labels = [label.name async for label in self._registry.list_labels()] if self._registry else []
-            held.update(match[1] for name in labels if (match := _LABEL.fullmatch(name)))
+            held.update(name.removeprefix("run-") for name in labels)
         except errors.AeencError as error:
             log.warning("labels of ended runs stay for now", reason=error.message)
         return sorted(held)

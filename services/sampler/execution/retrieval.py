@@ -102,8 +102,8 @@ class Retrieval:
         return [Candidate(premise.id, premise.text, ADDED, 0.0) for premise in found]
 
     async def barred(self, run: Run, ids: Sequence[str], accessible: Accessible) -> frozenset[str]:
-        """Those premises that are not accessible. Waits for the index as a run does; raises what it raises."""
-        if accessible == EVERYTHING or not ids:
+        """Those premises that are not accessible, of ids that are not empty. Waits for the index as a run does."""
+        if accessible == EVERYTHING or not (ids := [one for one in ids if one]):
             return frozenset()
         look_up = partial(self._index.get_premises, run.config.corpus, ids, generation=run.generation)
         found = await self._patiently(run, look_up)

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -70,8 +70,6 @@ class Calls(Generic[Asked, T]):
 
     async def ask(self, asked: Asked) -> T:
         """The answer to one of them. Raises what its call raises."""
-        if self._most == 1:
-            return (await self._call([asked]))[0]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._waiting.append((asked, answer))
@@ -122,8 +120,7 @@ class RunWorker:
         self._max_in_work = oracle.settings.open_tasks or max_nodes
         self._taken = run.progress.judgements  # of the run's budget, by what was asked
         self._open_trees: dict[int, Tree] = {}
-        self._judged: set[int] = set()  # those of them whose level is judged
-        self._to_ask: dict[int, list[Node]] = {}  # by tree, in order, the pending nodes that are not in work
+        self._pending: dict[int, list[Node]] = {}  # of each of them, in order; none where its level is judged
         self._last_index = -1
         self._all_read = False
         self._in_work: dict[tuple[int, int], str] = {}  # (tree, ordinal) -> query
@@ -138,7 +135,7 @@ class RunWorker:
         self._commits = Calls(self._store_nodes, self._max_in_work, COMMITS)
 
     async def work(self) -> None:
-        """Judges nodes until none is left or the budget is spent. Raises RunFailed or RunStopped."""
+        """Judges nodes until none is left or the budget is spent. Raises RunFailed, RunStopped, or as Retrieve does."""
         nodes: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -184,7 +181,7 @@ class RunWorker:
         finally:
             tree.begun -= {node.ordinal}
             if self._in_work.pop((tree.index, node.ordinal), None) is not None:
-                self._look_at([tree])  # else it may be closed by now
+                self._pending[tree.index] = tree.pending()  # else it may be closed by now
             self._progressed.set()
 
     async def _grow(self) -> None:
@@ -210,7 +207,8 @@ class RunWorker:
     async def _grow_tree(self, tree: Tree, due: Sequence[tuple[str, Amendment]]) -> None:
         for query, one in due:
             for ordinal in [node.ordinal for node in tree.nodes if node.text == query]:
-                barred = await self._barred(tree, tree.nodes[ordinal], [premise.id for premise in one.accepted])
+                ids = [premise.id for premise in one.accepted]
+                barred = await self._retrieval.barred(self._run, ids, tree.accessible(tree.nodes[ordinal]))
                 here = replace(one, accepted=tuple(each for each in one.accepted if each.id not in barred))
                 if growth := tree.growth(ordinal, here, self._config):
                     await self._write(partial(self._nodes.grow, self._run.id, self._lease.owner, tree, growth))
@@ -234,20 +232,7 @@ class RunWorker:
         asked = await self._patiently(partial(self._oracle.asked, self._run.id, queries)) if cut else ()
         begun = (one for one, node_id in cut.items() if node_id in asked or (tree.index, one) in self._in_work)
         tree.begun = frozenset(begun)
-        self._open_trees[tree.index] = tree
-        self._look_at([tree])
-
-    def _look_at(self, trees: Iterable[Tree]) -> None:
-        """Notes what is to be done in open trees, once their results, level or nodes in work have changed."""
-        for index, tree in {tree.index: tree for tree in trees}.items():
-            pending = tree.pending()
-            if pending:
-                self._judged.discard(index)
-            else:
-                self._judged.add(index)
-            self._to_ask[index] = [node for node in pending if (index, node.ordinal) not in self._in_work]
-            if not self._to_ask[index]:
-                del self._to_ask[index]
+        self._open_trees[tree.index], self._pending[tree.index] = tree, tree.pending()
 
     def _put_to_work(self) -> list[tuple[Tree, Node]]:
         """The nodes to begin now, in order; none until it is known who is to blame for an unanswered node.
@@ -258,14 +243,13 @@ class RunWorker:
             return []
         found = list(itertools.islice(self._askable(), self._max_in_work - len(self._in_work)))
         self._in_work.update(((tree.index, node.ordinal), node.text) for tree, node in found)
-        self._look_at(tree for tree, _ in found)
         return found
 
     def _askable(self) -> Iterator[tuple[Tree, Node]]:
         """The nodes that may be asked now, each query once, in order."""
         queries = set(self._in_work.values())
-        for index in sorted(self._to_ask):
-            for node in self._to_ask[index]:
+        for index in sorted(self._pending):
+            for node in self._pending[index]:
                 if node.text not in queries:
                     queries.add(node.text)
                     yield self._open_trees[index], node
@@ -276,12 +260,7 @@ class RunWorker:
         texts = [one.node.text for one in rounds]
         version, known = await self._patiently(lambda: self._nodes.current(self._run.id, texts))
         run = replace(self._run, current_version=version)
-        try:
-            found = await self._retrieval.nearest(run, queries)
-        except errors.NotFound as error:
-            raise RunFailed(f"{error.message} (start a new run, or resume this one once it is there again)") from None
-        except errors.AeencError as error:
-            raise RunFailed(f"{error.message} (then resume the run)") from None
+        found = await self._retrieval.nearest(run, queries)
         return [
             await self._without_barred(
                 replace(one, known=states).with_nearest(nearest, self._config.k, run.version, self._config.step)
@@ -294,13 +273,8 @@ class RunWorker:
         if one.tree.within == EVERYTHING:
             return one
         new = {premise.id for premise in one.explaining(one.known)} - {candidate.id for candidate in one.candidates}
-        return replace(one, barred=one.barred | await self._barred(one.tree, one.node, sorted(new)))
-
-    async def _barred(self, tree: Tree, node: Node, ids: Sequence[str]) -> frozenset[str]:
-        try:
-            return await self._retrieval.barred(self._run, [one for one in ids if one], tree.accessible(node))
-        except errors.AeencError as error:
-            raise RunFailed(f"{error.message} (then resume the run)") from None
+        barred = await self._retrieval.barred(self._run, sorted(new), one.tree.accessible(one.node))
+        return replace(one, barred=one.barred | barred)
 
     @property
     def _left(self) -> int:
@@ -366,12 +340,8 @@ class RunWorker:
         """A remote oracle's answer with the premises that it adds, as far as it may; people have heard of theirs."""
         if answer.statement is None and not answer.proposed:
             return answer
-        try:
-            found = await self._retrieval.proposed(
-                self._run, answer.proposed[:MAX_ADDED], one.tree.accessible(one.node)
-            )
-        except errors.AeencError as error:
-            raise RunFailed(f"{error.message} (then resume the run)") from None
+        accessible = one.tree.accessible(one.node)
+        found = await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED], accessible)
         return admitted(_task(self._run, one), answer, found)
 
     async def _give_up(self, *, idle: bool) -> None:
@@ -417,8 +387,8 @@ class RunWorker:
         if last:
             one.tree.grow(growth)
             self._in_work.pop((one.tree.index, one.node.ordinal), None)
+            self._pending[one.tree.index] = one.tree.pending()
             self._progressed.set()
-        self._look_at([one.tree])
 
     async def _store_nodes(self, commits: Sequence[NodeCommit]) -> Sequence[Any]:
         await self._write(lambda: self._nodes.commit(self._run, self._lease.owner, commits))
@@ -431,18 +401,16 @@ class RunWorker:
         """
         before = len(self._open_trees)
         async with self._changing:
-            while ready := [self._open_trees[index] for index in sorted(self._judged)]:
+            while ready := [self._open_trees[index] for index, left in sorted(self._pending.items()) if not left]:
                 levels = [(tree, tree.next_level(self._config)) for tree in ready]
                 await self._write(partial(self._nodes.advance, self._run.id, self._lease.owner, levels))
                 for tree, nodes in levels:
                     finishes = not nodes and not tree.deeper
                     tree.nodes.extend(nodes)
                     tree.depth += 1
+                    self._pending[tree.index] = tree.pending()
                     if finishes:
-                        del self._open_trees[tree.index]
-                        self._judged.remove(tree.index)
-                    else:
-                        self._look_at([tree])
+                        del self._open_trees[tree.index], self._pending[tree.index]
         return len(self._open_trees) < before
 
     async def _write(self, write: Callable[[], Awaitable[list[Written]]]) -> None:

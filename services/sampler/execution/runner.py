@@ -216,11 +216,14 @@ class Runner:
                 await cancel_all(keeping_up)
         except RunStopped:
             log.info("run was stopped", run=run_id)
-        except RunFailed as error:
-            log.warning("run failed", run=run_id, reason=str(error))
-            await self._end(run, "FAILED", str(error))
         except NewerFormat as error:
             self._leave(run_id, error)
+        except (RunFailed, errors.AeencError) as error:
+            is_gone = isinstance(error, errors.NotFound)
+            remedy = "start a new run, or resume this one once it is there again" if is_gone else "then resume the run"
+            reason = str(error) if isinstance(error, RunFailed) else f"{error.message} ({remedy})"
+            log.warning("run failed", run=run_id, reason=reason)
+            await self._end(run, "FAILED", reason)
         except Exception as error:  # whatever it is, the run has to report it and stay resumable
             log.exception("run failed unexpectedly", run=run_id)
             reason = f"internal error ({type(error).__name__}); the sampler's log has it; resume the run to try again"

@@ -8,7 +8,8 @@ one is left out and logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,13 +57,10 @@ class Fault:
     item: tuple[str, int] | None = None
 
 
-def read_answers(tasks: Sequence[Task], answers: Iterable[Answer], oracle: str = "") -> list[NodeAnswer]:
+def read_answers(tasks: Sequence[Task], answers: Sequence[Answer], oracle: str = "") -> list[NodeAnswer]:
     """The tasks that were answered: by exactly one answer that says something. `oracle` is its name for want of one."""
-    by_task: dict[str, list[Answer]] = {}
-    for answer in answers:
-        by_task.setdefault(answer.task_id, []).append(answer)
-    given = ((task, by_task.get(task.task_id, [])) for task in tasks)
-    read = [_read(task, answers[0], oracle) for task, answers in given if len(answers) == 1]
+    by_task, times = {answer.task_id: answer for answer in answers}, Counter(answer.task_id for answer in answers)
+    read = (_read(task, by_task[task.task_id], oracle) for task in tasks if times[task.task_id] == 1)
     return [one for one in read if one is not None]
 
 

@@ -101,7 +101,9 @@ class Breaker:
                 self._probing = False
                 self._tell()
             raise
-        self._succeeded()
+        self.open = self._probing = False
+        self._in_a_row, self._failing_since = 0, None
+        self._tell()
 
     def try_at_once(self) -> None:
         """Lets the next call pass as a probe although the breaker is open, and starts all patience anew.
@@ -146,11 +148,6 @@ class Breaker:
         else:
             return
         self._probe_at = now + self._pause_s * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads samplers out
-        self._tell()
-
-    def _succeeded(self) -> None:
-        self.open = self._probing = False
-        self._in_a_row, self._failing_since = 0, None
         self._tell()
 
     def _tell(self) -> None:
@@ -244,9 +241,9 @@ class OracleMetrics:
         for name, count in tally.items():
             self._verdicts.labels(oracle, name).inc(count)
 
-    def open(self, oracle: str, is_open: bool) -> None:
-        """Sets whether calls wait because the oracle fails."""
-        self._open.labels(oracle).set(int(is_open))
+    def watch(self, oracle: str, breaker: Breaker) -> None:
+        """Tells from now on whether calls wait because the oracle fails."""
+        self._open.labels(oracle).set_function(lambda: breaker.open)
 
 
 class OracleGateway(Gateway):
@@ -262,8 +259,8 @@ class OracleGateway(Gateway):
             log.warning("the token of an oracle travels without TLS (plain_token)", oracle=name, target=settings.target)
         self._client = OracleClient(Channel(settings.target, **peer))
         self._places = asyncio.Semaphore(settings.max_concurrency)
-        self._breaker = Breaker(settings.breaker_failures)
-        self._metrics = metrics
+        self._breaker, self._metrics = Breaker(settings.breaker_failures), metrics
+        metrics.watch(name, self._breaker)
         self._last_reason = ""
 
     def begin(self) -> None:
@@ -293,9 +290,8 @@ class OracleGateway(Gateway):
         outcomes: list[NodeAnswer | UnansweredTask] = list(answered)
         for task, asked in zip(missing, last, strict=True):
             # Silence on this task in calls that answered others is the task's fault; an error may be the oracle's.
-            fair_since = together.alone.get(task.task_id, alone_since)
-            if together.answered and asked.replied:
-                fair_since = since
+            is_fair = together.answered and asked.replied
+            fair_since = since if is_fair else together.alone.get(task.task_id, alone_since)
             outcomes += asked.answered or [UnansweredTask(task.task_id, asked.reason, fair_since)]
         return outcomes
 
@@ -345,8 +341,6 @@ class OracleGateway(Gateway):
             self._last_reason = error.message
             pause_s = min(error.retry_after_s or 0.0, MAX_ASKED_PAUSE_S)
             return _CallReport([], list(tasks), error.message, replied=False, pause_s=pause_s)
-        finally:
-            self._metrics.open(self.name, self._breaker.open)
         read = read_answers(tasks, answers, self.name)
         if read:
             self.last_answer_at = time.monotonic()

@@ -13,7 +13,8 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
@@ -27,6 +28,7 @@ from services.sampler.settings import QueueSettings
 
 STEP = 0.01  # between scores that are made up
 ATTEMPTS = 20
+_ITEM = TypeAdapter(ControlItem)
 BESIDE = 64  # waiting tasks, one of which lends a control item its node
 _HEX = re.compile("(?=.*[0-9])(?=.*[a-f])[0-9a-f-]+")
 
@@ -57,7 +59,8 @@ class ControlItems:
         queue = run.config.oracle
         of_round = self._controls.get(queue, ())[: self._queues[queue].qualify if qualifying else None]
         answered = await self._tasks.answered_by(run.id, annotator, controls=True)
-        items = {task_of(control, annotator): control for control in of_round}
+        # People who answer the same item change no common record.
+        items = {task_name(json.dumps([annotator, *vars(one).values()]), ()): one for one in of_round}
         left = [task_id for task_id in items if task_id not in answered]
         there, at = await self._tasks.read_many(run.id, left)
         taken = {one.task.task_id for one in there if not one.open_to(annotator, at)}
@@ -124,25 +127,18 @@ def read_controls(path: Path) -> tuple[ControlItem, ...]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
             try:
-                stored = json.loads(line)
-                control = ControlItem(
-                    stored["query"], *(_texts(stored, name) for name in ("explains", "refuses", "path"))
-                )
-            except (KeyError, TypeError, ValueError) as error:
-                raise errors.InvalidArgument(
-                    f"{path}:{number}: not a control item ({error!r}); give query, explains and refuses"
-                ) from None
-            if not control.explains and not control.refuses:
-                raise errors.InvalidArgument(f"{path}:{number}: neither explains nor refuses names a premise")
+                control = _ITEM.validate_json(line)
+            except ValidationError as error:
+                problem = f"not a control item ({error.errors()[0]['msg']}); give query, explains and refuses"
+                raise errors.InvalidArgument(f"{path}:{number}: {problem}") from None
+            premises = (*control.explains, *control.refuses)
+            if not premises or "" in (control.query, *premises, *control.path):
+                problem = "neither explains nor refuses names a premise, or a text is empty"
+                raise errors.InvalidArgument(f"{path}:{number}: {problem}")
             found.append(control)
     if not found:
         raise errors.InvalidArgument(f"{path}: holds no control items; give one a line, or leave `controls` out")
     return tuple(found)
-
-
-def task_of(control: ControlItem, annotator: str) -> str:
-    """The id of one person's task of a control item: people who answer the same item change no common record."""
-    return task_name(json.dumps([annotator, *vars(control).values()]), ())
 
 
 def control_record(run: Run, control: ControlItem, task_id: str, model: TaskRecord, beside: TaskRecord) -> TaskRecord:
@@ -221,10 +217,3 @@ def control_report(records: Sequence[TaskRecord]) -> ControlReport:
         correct=sum(right for right, _ in counted),
         mistakes=tuple(sorted(mistakes, key=lambda one: -one.people)),
     )
-
-
-def _texts(stored: dict[str, Any], name: str) -> tuple[str, ...]:
-    texts = stored.get(name, [])
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise TypeError(f"{name} must be a list of texts")
-    return tuple(texts)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +49,7 @@ class _Asking:
     """The tasks that a run waits for, each with whom to tell; the `new` ones are not in the queue yet.
 
     `changed` are those that an event says have ended, `look_at` is the time of the next look at all of it. `version` is
-    the one that others were sent back for, if any were. `is_amended` is false while people have surely amended nothing.
+    the one that others were sent back for, if any were. Up to so many `changes` nothing is amended: `looked_for`.
     """
 
     waiting: dict[str, tuple[Task, asyncio.Future[TaskRecord]]] = field(default_factory=dict)
@@ -56,7 +57,8 @@ class _Asking:
     changed: set[str] = field(default_factory=set)
     look_at: float = 0.0
     version: str = ""
-    is_amended: bool = True
+    changes: int = 0
+    looked_for: int = -1
 
 
 class PeopleGateway(Gateway):
@@ -83,14 +85,10 @@ class PeopleGateway(Gateway):
     async def amended(self, run_id: str) -> list[Amendment]:
         """The judged nodes of a run of which people have changed what explains them, until `grown` says it is done."""
         asking = self._asking.get(run_id, _Asking())
-        if not asking.is_amended:
+        if asking.looked_for == (changes := asking.changes):
             return []
-        asking.is_amended = False  # what is amended from now on, an event tells
-        found = None
-        try:
-            found = await self._tasks.amended(run_id)
-        finally:
-            asking.is_amended |= found is None or bool(found)
+        if not (found := await self._tasks.amended(run_id)):
+            asking.looked_for = changes  # what is amended from now on, an event tells
         return [
             Amendment(
                 record.node_id,
@@ -122,25 +120,21 @@ class PeopleGateway(Gateway):
         await self._tasks.grown(run_id, amendment.task_id, amendment.revision)
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | WithdrawnTask]:
-        """Puts tasks before people and waits until each is withdrawn, or decided and can no longer be taken back."""
-        asking = self._asking.setdefault(run_id, _Asking())
-        futures = [asyncio.get_running_loop().create_future() for _ in tasks]
-        names = [task_name(task.query, task.candidates) for task in tasks]
-        asking.waiting |= dict(zip(names, zip(tasks, futures, strict=True), strict=True))
-        asking.new |= dict.fromkeys(names)
+        """Puts one task before people and waits until it is withdrawn, or decided and can no longer be taken back."""
+        [task], told = tasks, asyncio.get_running_loop().create_future()
+        asking, name = self._asking.setdefault(run_id, _Asking()), task_name(task.query, task.candidates)
+        asking.waiting[name], asking.new[name] = (task, told), None
         self._awake.set()
         if not self._serving:
             self._serving = [asyncio.create_task(self._serve()), asyncio.create_task(self._listen())]
         try:
-            records = [await told for told in futures]
+            record = await told
         finally:
-            for name in names:
-                asking.new.pop(name, None)
-                asking.waiting.pop(name, None)
+            asking.new.pop(name, None)
+            asking.waiting.pop(name, None)
             if not asking.waiting:
                 self._asking.pop(run_id, None)
-        ended = zip(records, tasks, strict=True)
-        return [WithdrawnTask(task.task_id) if one.withdrawn else _answer(one, task) for one, task in ended]
+        return [WithdrawnTask(task.task_id) if record.withdrawn else _answer(record, task)]
 
     def waiting(self, run_id: str) -> str:
         """The reason why a run waits; empty when it does not."""
@@ -180,7 +174,7 @@ class PeopleGateway(Gateway):
 
     def _all_changed(self) -> None:
         for asking in self._asking.values():
-            asking.is_amended = True
+            asking.changes += 1
             asking.changed.update(asking.waiting)
         self._awake.set()
 
@@ -204,7 +198,7 @@ class PeopleGateway(Gateway):
                     self._all_changed()
                 seq = event.seq
                 if asking := self._asking.get(event.run_id):
-                    asking.look_at, asking.is_amended = 0.0, True
+                    asking.look_at, asking.changes = 0.0, asking.changes + 1
                     if event.kind in _ENDS:
                         asking.changed.update({event.task_id} & asking.waiting.keys())
             if events:
@@ -214,9 +208,7 @@ class PeopleGateway(Gateway):
     async def _put_new(self, run_id: str, asking: _Asking) -> None:
         """Waits from now on for the new tasks of a run, which are put into the queue unless they are there."""
         settings = self.settings
-        new = list(asking.new)
-        for start in range(0, len(new), READ):
-            names = new[start : start + READ]
+        while names := list(itertools.islice(asking.new, READ)):
             part = {name: asking.waiting[name][0] for name in names if name in asking.waiting}
             found, _ = await self._tasks.read_many(run_id, list(part))
             there = {record.task.task_id for record in found}

@@ -76,12 +76,11 @@ class Overview:
             ids = await self._tasks.asking(run_id, [node.text for node in some])
             found, at = await self._tasks.read_many(run_id, sorted({one for one in ids if one}))
             by_id = {record.task.task_id: record for record in found}
-            alone = [node.text for node, one in zip(some, ids, strict=True) if one not in by_id]
-            known = dict(zip(alone, await self._nodes.answers(run_id, alone), strict=True))
+            known = await self._nodes.answers(run_id, [node.text for node in some])
             amended = await self._nodes.amended(run_id, [node.text for node in some])
             nodes += [
-                _node(tree, node, by_id.get(one), known.get(node.text, Known()), changed, at)
-                for node, one, changed in zip(some, ids, amended, strict=True)
+                _node(tree, node, by_id.get(one), said, changed, at)
+                for node, one, said, changed in zip(some, ids, known, amended, strict=True)
             ]
         nodes.sort(key=lambda now: now.depth)  # a tree that has grown has its last nodes higher up
         return TreeState(

@@ -448,7 +448,7 @@ class TaskQueue:
 
     async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
         tree = record.node_id.partition("-")[0]
-        hypothesis_id = (await self._nodes.hypothesis(record.run_id, int(tree))).id if tree else ""
+        hypothesis_id = await self._nodes.hypothesis_id(record.run_id, int(tree)) if tree else ""
         return LeasedTask(lease, record, at, hypothesis_id)
 
     async def _candidates(

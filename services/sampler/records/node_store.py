@@ -36,7 +36,7 @@ from services.sampler.acs.algorithm import (
 )
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import ADD_PAIRS, CHUNK, EMIT
-from services.sampler.records.runs import FORMAT_VERSION, Hypothesis, Pair, Run
+from services.sampler.records.runs import FORMAT_VERSION, Pair, Run
 from services.store.formats import check_format
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, raising_unavailable
@@ -149,10 +149,10 @@ class NodeStore:
             raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}; it has {count:,}: {shown}")
         return trees[0]
 
-    async def hypothesis(self, run_id: str, tree: int) -> Hypothesis:
-        """The hypothesis at the root of a tree; an empty one of a run that was deleted meanwhile."""
+    async def hypothesis_id(self, run_id: str, tree: int) -> str:
+        """The hypothesis (id) at the root of a tree; empty for a run that was deleted meanwhile."""
         row = await self._redis.lindex(self._keys.hypotheses(run_id), tree)
-        return Hypothesis(*_row(row, 4)) if row else Hypothesis("", "")
+        return str(_row(row, 1)[0]) if row else ""
 
     async def accessible(self, run_id: str, node_id: str) -> Accessible:
         """What may explain a node; everything, where the run was deleted meanwhile."""
@@ -305,15 +305,10 @@ def _known_json(known: Known) -> str:
         premise = pair.premise
         found = [premise.text, premise.rank, premise.score, vectors.index(pair.vector)]
         pairs[name] = [pair.explains, pair.leaf, *found]
-    stored: dict[str, Any] = {"format_version": FORMAT_VERSION, "pairs": pairs, "vectors": vectors}
-    if known.written:
-        stored["written"] = [(one.text, one.author) for one in known.written]
-    if known.statements:
-        stored["within"] = known.within
-        stored["statements"] = [
-            _ANSWER.dump_python(one, mode="json", exclude_defaults=True) for one in known.statements
-        ]
-    return json.dumps(stored)
+    written = [(one.text, one.author) for one in known.written]
+    said = [_ANSWER.dump_python(one, mode="json", exclude_defaults=True) for one in known.statements]
+    stored = {"pairs": pairs, "vectors": vectors, "written": written, "within": known.within, "statements": said}
+    return json.dumps({"format_version": FORMAT_VERSION, **stored})
 
 
 def _known(run_id: str, row: str | None, amended: str | None) -> Known:

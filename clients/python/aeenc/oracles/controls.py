@@ -28,9 +28,9 @@ class ControlItem:
     """A query, premises that explain it, others that do not, and the texts from the root to the query's parent."""
 
     query: str
-    explains: tuple[str, ...]
-    refuses: tuple[str, ...]
-    path: tuple[str, ...]
+    explains: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
 
 
 def control_items(dataset: Dataset, split: str, *, count: int, candidates: int = 9, seed: int = 0) -> list[ControlItem]:
