@@ -13,6 +13,7 @@ from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation import (
     RatedDataset,
     accessible_of,
+    gold_folded,
     gold_of,
     load_data,
     read_grades,
@@ -142,3 +143,11 @@ def test_a_run_and_the_qrels_of_others_go_by_the_ids_of_the_folder(beir: Path, t
     ended = CliRunner().invoke(app, ["--json", *words])
     assert ended.exit_code == 0, ended.stderr
     assert json.loads(ended.stdout)["answered"] == {"first": 1, "second": 2}
+
+
+def test_a_premise_that_says_the_same_as_others_has_the_highest_of_their_grades(beir: Path):
+    candidates, standing = load_data(beir).candidates(), {"d1": "d1", "d2": "d2", "d3": "d2"}
+    rated = {"a nail is iron": 3.0, "iron is a metal": 0, "Magnets a magnet pulls iron": 1}
+    folded = list(gold_folded([("why?", rated), ("what?", ["a nail is iron"])], candidates, standing))
+    assert folded[0] == ("why?", {"iron is a metal": 3.0, "Magnets a magnet pulls iron": 1})
+    assert folded[1] == ("what?", {"iron is a metal": 1})

@@ -9,7 +9,18 @@ from aeenc.evaluation.analogies import (
     shifts,
 )
 from aeenc.evaluation.answers import AnswerDataset, Question, question_class
-from aeenc.evaluation.datasets import Gold, Source, accessible_of, gold_of, grades_of, load_data, splits_in, strict_gold
+from aeenc.evaluation.datasets import (
+    Gold,
+    Source,
+    accessible_folded,
+    accessible_of,
+    gold_folded,
+    gold_of,
+    grades_of,
+    load_data,
+    splits_in,
+    strict_gold,
+)
 from aeenc.evaluation.graded import (
     Gain,
     GradedMetrics,
@@ -71,6 +82,7 @@ __all__ = [
     "Strata",
     "Stratum",
     "TreeScore",
+    "accessible_folded",
     "accessible_of",
     "analogy_scores",
     "answer_ranks",
@@ -82,6 +94,7 @@ __all__ = [
     "difference_of",
     "draw_prototypes",
     "fuse",
+    "gold_folded",
     "gold_of",
     "graded_metrics_of",
     "graded_ndcg",

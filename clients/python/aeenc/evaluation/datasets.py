@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs, textgraphs_splits
 from aeenc.evaluation.trec import read_grades
 from aeenc.files.lines import parsed, refuse_half, text_lines
-from aeenc.trees.dataset import Accessible, Dataset
+from aeenc.trees.dataset import Accessible, Candidate, Dataset
 
 Source = Dataset | RatedDataset
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
@@ -64,6 +65,36 @@ def strict_gold(queries: Iterable[Gold]) -> Iterator[tuple[str, dict[str, float]
         gold = {text: grade for text, grade in grades_of(premises).items() if text != query}
         if any(gold.values()):
             yield query, gold
+
+
+def gold_folded(
+    queries: Iterable[Gold], candidates: Iterable[Candidate], standing: Mapping[str, str]
+) -> Iterator[Gold]:
+    """Yields gold queries with the premises that stand for those that say the same, each with its highest grade.
+
+    `standing` has the id of a candidate -> the id of the one that stands for it, as a corpus with `fold_similar` has
+    them.
+    """
+    texts = {one.id: one.text for one in candidates}
+    stands = {text: texts[standing[name]] for name, text in texts.items()}
+    for query, premises in queries:
+        gold: dict[str, float] = {}
+        for text, grade in grades_of(premises).items():
+            gold[stands[text]] = max(grade, gold.get(stands[text], 0.0))
+        yield query, gold
+
+
+def accessible_folded(
+    accessible: Mapping[str, Accessible], candidates: Sequence[Candidate], standing: Mapping[str, str]
+) -> dict[str, Accessible]:
+    """Returns what is accessible where some candidates stand with an earlier one; `standing` as in `gold_folded`.
+
+    Before one of those is what is before the next that stands for itself; where none follows, all is.
+    """
+    names = [one.id for one in reversed(candidates)]
+    following = accumulate(names, lambda end, name: name if standing[name] == name else end, initial="")
+    ends = dict(zip(names, [*following][1:], strict=True))
+    return {text: replace(one, before_id=ends.get(one.before_id, "")) for text, one in accessible.items()}
 
 
 def read_beir(root: Path) -> dict[str, RatedSet]:

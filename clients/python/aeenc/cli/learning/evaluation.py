@@ -8,7 +8,7 @@ one, named after their content, which is deleted in the end, or kept for the nex
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +35,14 @@ from aeenc.evaluation import (
     Run,
     Source,
     Strata,
+    accessible_folded,
     accessible_of,
     average_precision,
     by_depth,
     by_overlap,
     by_split,
     difference_of,
+    gold_folded,
     gold_of,
     graded_ndcg,
     grades_of,
@@ -230,7 +232,6 @@ def evaluate(
     asked = {text for text, _ in queries}
     accessible = {text: one for text, one in accessible_of(dataset, split).items() if text in asked}
     strata = strata_of(by or (), dataset, split)
-    pairs = [(query, [one for one, grade in gold.items() if grade]) for query, gold in strict_gold(queries)]
     prior = retrieval.prior if retrieval else 0.0
     if prior and not corpus:
         _check_explained(data, dataset)
@@ -255,15 +256,19 @@ def evaluate(
             "trees": dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
             "strict_only": protocol == "strict",
         }
-        with_ranks = bool(against) or sum(len(gold) for _, gold in pairs) <= RANKED_PAIRS
-        answer = evaluated(corpus, generation=generation, ranks=with_ranks, **whole_report)
+        pairs = sum(sum(map(bool, gold.values())) for _, gold in strict_gold(queries))
+        answer = evaluated(corpus, generation=generation, ranks=bool(against) or pairs <= RANKED_PAIRS, **whole_report)
         measured = report_dict(answer)
+        if not conditioned:
+            measured |= _strata_told(answer, queries, strata)
         if fold_same:
-            folded, folded_generation = stack.enter_context(lent(fold_same=True))
-            measured["folded"] = report_dict(evaluated(folded, generation=folded_generation, **whole_report))
-        ranks = [np.array(one.strict, np.int64) for one in answer.ranks if one.strict]
-        if [len(one) for one in ranks] == [len(gold) for _, gold in pairs] and not conditioned:
-            measured["by"] = {name: strata_dict(metrics_by(one, pairs, ranks)) for name, one in strata.items()}
+            folded, own = stack.enter_context(lent(fold_same=True))
+            candidates, standing = dataset.candidates(), _standing(connected, folded, own)
+            may = accessible_folded(accessible, candidates, standing)
+            beside = evaluated(folded, generation=own, ranks=pairs <= RANKED_PAIRS, accessible=may, **whole_report)
+            measured["folded"] = report_dict(beside)
+            if not conditioned:
+                measured["folded"] |= _strata_told(beside, gold_folded(queries, candidates, standing), strata)
         if against:
             other = evaluated(corpus, label=against, ranks=True, strict_only=True)
             measured["against"] = comparison_dict(_compared(answer, other))
@@ -289,6 +294,23 @@ def strata_of(names: Sequence[StrataName], dataset: Source, split: str) -> dict[
     if StrataName.DEPTH in names and isinstance(dataset, Dataset):
         made["depth"] = by_depth(dataset.trees(split))
     return made | ({"split": by_split(dataset.candidates())} if StrataName.SPLIT in names else {})
+
+
+def _standing(client: Client, corpus: str, generation: str) -> dict[str, str]:
+    """Maps each id of a generation, aliases too, to the id of the premise that stands for it."""
+    premises = client.index.list_premises(corpus, generation=generation)
+    return {name: one.id for one in premises for name in (one.id, *one.aliases)}
+
+
+def _strata_told(
+    report: values.EvaluationReport, queries: Iterable[Gold], strata: Mapping[str, Strata]
+) -> dict[str, Any]:
+    """Measures strata by the ranks of a report; nothing where it has none, or not those of all gold premises."""
+    pairs = [(query, [one for one, grade in gold.items() if grade]) for query, gold in strict_gold(queries)]
+    ranks = [np.array(one.strict, np.int64) for one in report.ranks if one.strict]
+    if [len(one) for one in ranks] != [len(gold) for _, gold in pairs]:
+        return {}
+    return {"by": {name: strata_dict(metrics_by(one, pairs, ranks)) for name, one in strata.items()}}
 
 
 def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -> values.GateComparison:

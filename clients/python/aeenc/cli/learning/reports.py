@@ -75,10 +75,10 @@ def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]
     }
     rows = [[name, *(f"{one[name]:.3f}" for one in columns.values())] for name in (METRIC_FIELDS if whole else _FEW)]
     made = [table(["metric", *columns], rows, right=len(columns))]
-    for name, bands in told.get("by", {}).items():
+    for name in told.get("by", {}):
         measured = [
             (band, *(f"{one[metric]:.3f}" for metric in _SHOWN), one["queries"], one["pairs"])
-            for band, one in bands.items()
+            for band, one in _beside(told["by"], folded.get("by", {}), name)
         ]
         made.append(table([f"by {name} (strict)", *_SHOWN, "queries", "pairs"], measured, right=len(_SHOWN) + 2))
     if not whole:
