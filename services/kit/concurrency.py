@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -57,16 +58,31 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         raise asyncio.CancelledError
 
 
-async def every(seconds: float, step: Callable[[], Awaitable[object]], trouble: str) -> None:
-    """Does a step again and again, with pauses, until it is cancelled. Its failures are logged as `trouble`."""
+async def every(
+    seconds: float,
+    step: Callable[[], Awaitable[object]],
+    trouble: str,
+    *,
+    wake: asyncio.Event | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> None:
+    """Does a step again and again, with pauses that `wake` ends, until it is cancelled.
+
+    `tell` gets the reason of each failure, which by default is logged as `trouble`; unexpected ones always are.
+    """
+    wake, tell = wake or asyncio.Event(), tell or (lambda reason: log.warning(trouble, reason=reason))
     while True:
         try:
             await step()
         except (errors.AeencError, OSError) as error:
-            log.warning(trouble, reason=str(error))
-        except Exception:  # one failed step must not end the loop
+            tell(str(error))
+        except Exception as error:  # one failed step must not end the loop
             log.exception(trouble)
-        await asyncio.sleep(seconds)
+            tell(f"{trouble} ({type(error).__name__}); the log has it")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        wake.clear()
 
 
 class Turns:

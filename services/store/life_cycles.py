@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.logs import get
 from services.store.formats import NewerFormat, check_format
-from services.store.redis import Leases, Script, key_prefix, unavailable_if_down
+from services.store.redis import Leases, Script, WorkLease, key_prefix, unavailable_if_down
 from services.store.requests import REQUEST_TTL_S, Request, Requests
 
 log = get(__name__)
@@ -443,32 +442,6 @@ class LifeCycles:
     def lease(self, work_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of one piece of work, not taken yet."""
         return WorkLease(self._leases, self._keys.lease(work_id), owner, lease_s)
-
-
-class WorkLease:
-    """A lease as its owner sees it, held from the first successful `renew` on. Raises Unavailable without Redis."""
-
-    def __init__(self, leases: Leases, key: str, owner: str, lease_s: float) -> None:
-        self._leases, self._key, self._lease_s = leases, key, lease_s
-        self.owner = owner
-        self._sure_until = 0.0
-
-    @property
-    def sure(self) -> bool:
-        """Whether no other process can hold it yet, by this machine's clock."""
-        return time.monotonic() < self._sure_until
-
-    async def renew(self) -> bool:
-        """Takes or renews the lease. False when another owner holds it."""
-        asked_at = time.monotonic()  # Redis starts its clock after this moment, so the lease outlives our estimate
-        held = await self._leases.take(self._key, self.owner, self._lease_s)
-        self._sure_until = asked_at + self._lease_s if held else 0.0
-        return held
-
-    async def release(self) -> None:
-        """Gives the lease back; does nothing when another owner holds it."""
-        self._sure_until = 0.0
-        await self._leases.release(self._key, self.owner)
 
 
 def _unknown(noun: str, work_id: str) -> str:

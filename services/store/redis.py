@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial, wraps
@@ -37,6 +38,7 @@ log = get(__name__)
 T = TypeVar("T")
 
 SENTINEL_PORT = 26379
+RENEWALS = 3  # of a lease, in the time that it lasts
 TURN_POLL_S = 0.2
 TURN_RETRY_S = 1.0
 SOCKET_TIMEOUT_S = 5.0
@@ -288,9 +290,59 @@ class Leases:
             await self.release(key, owner)
 
 
+class WorkLease:
+    """A lease as its owner sees it, held from the first successful `renew` on. Raises Unavailable without Redis."""
+
+    def __init__(self, leases: Leases, key: str, owner: str, lease_s: float) -> None:
+        self._leases, self._key, self._lease_s = leases, key, lease_s
+        self.owner = owner
+        self._sure_until = 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether no other process can hold it yet, by this machine's clock."""
+        return time.monotonic() < self._sure_until
+
+    async def renew(self) -> bool:
+        """Takes or renews the lease. False when another owner holds it."""
+        asked_at = time.monotonic()  # Redis starts its clock after this moment, so the lease outlives our estimate
+        held = await self._leases.take(self._key, self.owner, self._lease_s)
+        self._sure_until = asked_at + self._lease_s if held else 0.0
+        return held
+
+    async def release(self) -> None:
+        """Gives the lease back, unless another owner holds it; without Redis it lapses."""
+        self._sure_until = 0.0
+        with contextlib.suppress(errors.Unavailable):
+            await self._leases.release(self._key, self.owner)
+
+    async def during(self, work: Coroutine[Any, Any, None], is_over: Callable[[], Awaitable[str]]) -> str:
+        """Does work while the lease holds, and gives the lease back. Raises what the work raises.
+
+        Returns why the work was stopped: another process has the lease, or what `is_over` said; empty if it has ended.
+        """
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=self._lease_s / RENEWALS)
+                with contextlib.suppress(errors.Unavailable):  # without Redis nobody else takes it either
+                    if not task.done() and not await self.renew():
+                        return "another process has taken it over"
+                    if not task.done() and (why := await is_over()):
+                        return why
+            task.result()
+            return ""
+        finally:
+            await finish(asyncio.create_task(self._stop(task)))
+
+    async def _stop(self, task: asyncio.Task[None]) -> None:
+        await cancel_all([task])
+        await self.release()
+
+
 async def _keep(renew: Callable[[], Awaitable[bool]], key: str, lease_s: float) -> None:
     while True:
-        await asyncio.sleep(lease_s / 3)
+        await asyncio.sleep(lease_s / RENEWALS)
         with contextlib.suppress(errors.Unavailable):  # without Redis nobody else takes it either
             if not await renew():
                 log.warning("a turn was lost; this process was silent for too long", key=key)

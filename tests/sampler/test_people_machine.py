@@ -32,7 +32,7 @@ import aeenc
 from aeenc import errors, trees, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Verdict
 from services.sampler.execution import run_worker
-from services.store.life_cycles import WorkLease
+from services.store.redis import WorkLease
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, ready
 

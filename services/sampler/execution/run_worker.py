@@ -34,7 +34,7 @@ from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
 from services.sampler.records.node_store import NodeCommit, NodeStore, Written
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
-from services.store.life_cycles import WorkLease
+from services.store.redis import WorkLease
 
 log = get(__name__)
 T = TypeVar("T")

@@ -11,12 +11,11 @@ label names its version.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Mapping
 
 from aeenc import errors
-from services.kit.concurrency import cancel_all, finish
+from services.kit.concurrency import cancel_all, every, finish
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
@@ -28,11 +27,10 @@ from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.store.formats import NewerFormat
-from services.store.life_cycles import LIVE, State, WorkLease
+from services.store.life_cycles import LIVE, State
+from services.store.redis import WorkLease
 
 log = get(__name__)
-
-LEASES_A_TERM = 3  # how often a lease is renewed before it would end
 
 
 class Runner:
@@ -88,7 +86,8 @@ class Runner:
 
     def start(self) -> None:
         """Begins to look for runs."""
-        self._loop = asyncio.create_task(self._look())
+        trouble, tell = "looking for runs failed", self._readiness.degraded
+        self._loop = asyncio.create_task(every(self._poll_s, self._look, trouble, wake=self._wake, tell=tell))
 
     def wake(self) -> None:
         """Looks for runs now instead of at the next poll."""
@@ -108,21 +107,6 @@ class Runner:
             await oracle.close()
 
     async def _look(self) -> None:
-        while True:
-            try:
-                await self._take_runs()
-                self._readiness.serving()
-            except errors.Unavailable as error:
-                self._readiness.degraded(error.message)
-            except Exception as error:  # one failed look must not end the loop
-                log.exception("looking for runs failed")
-                self._readiness.degraded(f"cannot look for runs ({type(error).__name__}); the log has it")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
-                    await self._wake.wait()
-            self._wake.clear()
-
-    async def _take_runs(self) -> None:
         active = await self._store.cycles.active()
         self._oracle_of = {run_id: name for run_id, name in self._oracle_of.items() if run_id in active}
         self._unreadable &= set(active)
@@ -144,6 +128,7 @@ class Runner:
                 task = asyncio.create_task(self._hold(run_id, lease))
                 self._working[run_id] = task
                 task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
+        self._readiness.serving()
 
     def _leave(self, run_id: str, error: NewerFormat) -> None:
         log.warning("run is left to samplers of a newer release", run=run_id, reason=error.message)
@@ -164,31 +149,20 @@ class Runner:
         self.wake()
 
     async def _hold(self, run_id: str, lease: WorkLease) -> None:
-        """Works on a run while its lease can be renewed, and gives the lease back."""
-        work = asyncio.create_task(self._work(run_id, lease))
+        """Works on a run while its lease can be renewed."""
+
+        async def is_over() -> str:
+            # A worker that waits for its oracle writes nothing, so no refused write tells it of a cancellation.
+            state = (await self._store.get(run_id)).state
+            return f"it was stopped elsewhere: {state}" if state in ("CANCELLED", "PENDING") else ""
+
         try:
-            while not work.done():
-                await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
-                # While Redis is away nobody else can take the run over either.
-                with contextlib.suppress(errors.Unavailable):
-                    if not work.done() and not await lease.renew():
-                        log.warning("run was taken over by another sampler", run=run_id)
-                        return
-                    # A worker that waits for its oracle writes nothing, so no refused write tells it of a cancellation.
-                    if not work.done() and (await self._store.get(run_id)).state in ("CANCELLED", "PENDING"):
-                        log.info("run was stopped through another sampler", run=run_id)
-                        return
-            if (error := work.exception()) is not None:
-                log.error("run worker failed", run=run_id, exc_info=error)
+            if why := await lease.during(self._work(run_id, lease), is_over):
+                log.warning("run was stopped", run=run_id, reason=why)
         except NewerFormat as error:  # a newer release has rewritten the record meanwhile
             self._leave(run_id, error)
-        finally:
-            await finish(asyncio.create_task(self._release(lease, work)))
-
-    async def _release(self, lease: WorkLease, work: asyncio.Task[None]) -> None:
-        await cancel_all([work])
-        with contextlib.suppress(errors.Unavailable):
-            await lease.release()
+        except Exception:
+            log.exception("run worker failed", run=run_id)
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         try:

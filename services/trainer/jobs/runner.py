@@ -26,13 +26,14 @@ from aeenc import errors
 from aeenc.calls.retrieval import Mode
 from services.corpus.generation import open_generation
 from services.corpus.holds import GenerationHolds
-from services.kit.concurrency import cancel_all, finish, run_in_thread
+from services.kit.concurrency import cancel_all, every, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat
-from services.store.life_cycles import LIVE, State, WorkLease
+from services.store.life_cycles import LIVE, State
+from services.store.redis import WorkLease
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.holding_back import HeldBack, hold_back
@@ -48,7 +49,6 @@ from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end,
 log = get(__name__)
 T = TypeVar("T")
 
-LEASES_A_TERM = 3  # renewals in the time that a lease lasts
 TRANSIENT = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)  # the same call may succeed later
 FIRST_S = 1.0
 LONGEST_S = 30.0
@@ -105,7 +105,10 @@ class JobRunner:
     def start(self, handicap: str = "") -> None:
         """Starts looking for jobs. `handicap`: what the trainer lacks; such a trainer is DEGRADED."""
         self._backoff.handicap = handicap
-        self._loop = asyncio.create_task(self._look())
+        looking = every(
+            self._poll_s, self._look, "looking for jobs failed", wake=self._wake, tell=self._readiness.degraded
+        )
+        self._loop = asyncio.create_task(looking)
 
     def wake(self) -> None:
         """Looks for jobs now instead of at the next poll, including those that wait for a service."""
@@ -128,60 +131,38 @@ class JobRunner:
         return self._readiness.state == "DRAINING"
 
     async def _look(self) -> None:
-        while True:
-            try:
-                waiting = await self._store.cycles.active()
-                self._backoff.keep_only(waiting)  # makes the service ready before any work: a job may take hours
-                for job_id in waiting:
-                    if self._draining:
-                        return
-                    lease = self._store.cycles.lease(job_id, self._owner, self._lease_s)
-                    if self._backoff.is_due(job_id) and await lease.renew():
-                        self.active_job = job_id
-                        self._work = asyncio.create_task(self._hold(job_id, lease))
-                        await asyncio.wait([self._work])
-                        self.active_job = ""
-                    elif self._backoff.is_due(job_id):
-                        self._backoff.clear(job_id)  # another trainer works on it
-            except errors.Unavailable as error:
-                self._readiness.degraded(error.message)
-            except Exception as error:  # one failed look must not end the loop
-                log.exception("looking for jobs failed")
-                self._readiness.degraded(f"cannot look for jobs ({type(error).__name__}); the log has it")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
-                    await self._wake.wait()
-            self._wake.clear()
+        waiting = await self._store.cycles.active()
+        self._backoff.keep_only(waiting)  # makes the service ready before any work: a job may take hours
+        for job_id in waiting:
+            if self._draining:
+                return
+            lease = self._store.cycles.lease(job_id, self._owner, self._lease_s)
+            if self._backoff.is_due(job_id) and await lease.renew():
+                self.active_job = job_id
+                self._work = asyncio.create_task(self._hold(job_id, lease))
+                await asyncio.wait([self._work])
+                self.active_job = ""
+            elif self._backoff.is_due(job_id):
+                self._backoff.clear(job_id)  # another trainer works on it
 
     async def _hold(self, job_id: str, lease: WorkLease) -> None:
-        """Works on a job while the lease holds and the job is live, then releases the lease."""
-        work = asyncio.create_task(self._do(job_id))
-        try:
-            while not work.done():
-                await asyncio.wait([work], timeout=self._lease_s / LEASES_A_TERM)
-                # Without Redis nobody else can take the job over either: keep working.
-                with contextlib.suppress(errors.Unavailable):
-                    if not work.done() and not await lease.renew():
-                        log.warning("job was taken over by another trainer", job=job_id)
-                        return
-                    if not work.done() and (state := await self._store.state(job_id)) not in LIVE:
-                        log.info("job was ended elsewhere", job=job_id, state=state)
-                        return
-            error = work.exception()
-            if isinstance(error, (*TRANSIENT, NewerFormat)):
-                pause_s = self._backoff.postpone(job_id, error.message)
-                log.warning("job waits", job=job_id, reason=error.message, seconds=pause_s)
-                return
-            self._backoff.clear(job_id)
-            if error is not None:
-                log.error("job runner failed", job=job_id, exc_info=error)
-        finally:
-            await finish(asyncio.create_task(self._release(lease, work)))
+        """Works on a job while the lease holds and the job is live."""
 
-    async def _release(self, lease: WorkLease, work: asyncio.Task[None]) -> None:
-        await cancel_all([work])
-        with contextlib.suppress(errors.Unavailable):
-            await lease.release()
+        async def is_over() -> str:
+            state = await self._store.state(job_id)
+            return "" if state in LIVE else f"it was ended elsewhere: {state}"
+
+        try:
+            if why := await lease.during(self._do(job_id), is_over):
+                log.warning("job was stopped", job=job_id, reason=why)
+                return
+        except (*TRANSIENT, NewerFormat) as error:
+            pause_s = self._backoff.postpone(job_id, error.message)
+            log.warning("job waits", job=job_id, reason=error.message, seconds=pause_s)
+            return
+        except Exception:
+            log.exception("job runner failed", job=job_id)
+        self._backoff.clear(job_id)
 
     async def _do(self, job_id: str) -> None:
         job = await self._store.get(job_id)

@@ -187,7 +187,7 @@ async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url
 
 async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: SamplerWorld, monkeypatch):
     """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
-    monkeypatch.setattr("services.sampler.execution.runner.LEASES_A_TERM", 0.001)
+    monkeypatch.setattr("services.store.redis.RENEWALS", 0.001)
     async with world.sampler(lease_s=1.0, poll_s=60.0) as client:
         redis = connect(world.settings["redis_url"])
         store = RunStore(redis, RunKeys(world.settings["namespace"]))
