@@ -70,15 +70,20 @@ async def every(
 
     `tell` gets the reason of each failure, which by default is logged as `trouble`; unexpected ones always are.
     """
-    wake, tell = wake or asyncio.Event(), tell or (lambda reason: log.warning(trouble, reason=reason))
+    wake = wake or asyncio.Event()
+
+    def warn(reason: str) -> None:
+        log.warning(trouble, reason=reason)
+
     while True:
         try:
             await step()
         except (errors.AeencError, OSError) as error:
-            tell(str(error))
+            (tell or warn)(str(error))
         except Exception as error:  # one failed step must not end the loop
             log.exception(trouble)
-            tell(f"{trouble} ({type(error).__name__}); the log has it")
+            if tell is not None:
+                tell(f"{trouble} ({type(error).__name__}); the log has it")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await wake.wait()

@@ -36,6 +36,7 @@ from services.store.durability import AcknowledgedRedis, NotReplicated
 
 log = get(__name__)
 T = TypeVar("T")
+A = TypeVar("A")
 
 SENTINEL_PORT = 26379
 RENEWALS = 3  # of a lease, in the time that it lasts
@@ -190,6 +191,16 @@ async def unavailable_if_down(doing: str) -> AsyncIterator[None]:
         if isinstance(error, exceptions.ResponseError) and not _is_outage(error):
             raise
         raise errors.Unavailable(f"cannot {doing}: Redis says {error}; {_remedy(error)}") from error
+
+
+async def once_redis_answers(call: Callable[[], Awaitable[A]], pause_s: float) -> A:
+    """Repeats a call until Redis answers it, however long that takes."""
+    while True:
+        try:
+            return await call()
+        except errors.Unavailable as error:
+            log.warning("this process waits for redis", reason=error.message)
+            await asyncio.sleep(pause_s)
 
 
 def raising_unavailable(noun: str) -> Callable[[type[T]], type[T]]:

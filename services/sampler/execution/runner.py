@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from functools import partial
 
 from aeenc import errors
 from services.kit.concurrency import cancel_all, every, finish
@@ -28,7 +29,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.store.formats import NewerFormat
 from services.store.life_cycles import LIVE, State
-from services.store.redis import WorkLease
+from services.store.redis import WorkLease, once_redis_answers
 
 log = get(__name__)
 
@@ -210,13 +211,7 @@ class Runner:
         if state == "FAILED":
             failed()
         fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
-        while True:
-            try:
-                ended = await self._store.cycles.transition(
-                    run.id, ("RUNNING",), state, error=error, owner=self._owner, fields=fields
-                )
-                break
-            except errors.Unavailable:
-                await asyncio.sleep(self._poll_s)
+        ending = partial(self._store.cycles.transition, error=error, owner=self._owner, fields=fields)
+        ended = await once_redis_answers(lambda: ending(run.id, ("RUNNING",), state), self._poll_s)
         if ended in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor uses the label
             await self._holds.drop(run.id)

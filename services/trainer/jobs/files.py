@@ -8,16 +8,15 @@ The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.json
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from aeenc.errors import DataLoss
+from aeenc.files.whole import whole_file
 from services.kit.logs import get
-from services.store.files import atomic_write, make_directory, sha256_of, sync_directory
+from services.store.files import atomic_write, make_directory, sha256_of
 from services.store.formats import check_format, known_fields
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
@@ -116,24 +115,18 @@ class JobFiles:
 
         Raises DataLoss for a damaged input if an epoch has ended: the job must go on with the same pairs.
         """
-        has_learned = (self.directory / EPOCH_STATE).is_file()
         record = self._json(HASHES)
-        if record is None and has_learned:
+        if record is not None:
+            check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
+        hashes = {HASHES: ""} if record is None else record["sha256"]
+        damaged = [self.directory / name for name, sha256 in hashes.items() if not self._is_sound(name, sha256)]
+        if damaged and (self.directory / EPOCH_STATE).is_file():
             raise DataLoss(
-                f"{self.directory / HASHES} is missing or damaged, and the job has learned from these inputs; start a "
-                "new job, or restore the file"
-            )
-        if record is None:
-            return False
-        check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
-        damaged = [name for name, sha256 in record["sha256"].items() if not self._is_sound(name, sha256)]
-        if damaged and has_learned:
-            raise DataLoss(
-                f"{self.directory / damaged[0]} is damaged, and the job has learned from it; start a new job, or "
+                f"{damaged[0]} is missing or damaged, and the job has learned from these inputs; start a new job, or "
                 "restore the file"
             )
-        if damaged:
-            log.warning("a job's input is damaged and written anew", path=str(self.directory / damaged[0]))
+        if damaged and record is not None:
+            log.warning("a job's input is damaged and written anew", path=str(damaged[0]))
         return not damaged
 
     def _is_sound(self, name: str, sha256: str) -> bool:
@@ -194,16 +187,8 @@ class JobFiles:
     def _write_lines(self, name: str, records: Iterable[Any]) -> None:
         """Replaces a file durably, line by line: a million pairs would take memory twice as text and as bytes."""
         make_directory(self.directory)
-        temporary = self.directory / f".{name}.{uuid.uuid4().hex}"
-        try:
-            with temporary.open("wb") as file:
-                file.writelines(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(self.directory)
+        with whole_file(self.directory / name, durable=True) as file:
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
     def _lines(self, name: str) -> Iterator[Any]:
         path = self.directory / name

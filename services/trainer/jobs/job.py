@@ -151,45 +151,35 @@ class JobEvent:
     job: Job
 
 
-def config_json(config: JobConfig) -> str:
-    """Writes a configuration as JSON."""
-    return json.dumps({"format_version": FORMAT_VERSION, **asdict(config)})
-
-
-def config_of(text: str, what: str) -> JobConfig:
-    """Reads what `config_json` wrote. Raises NewerFormat, naming `what`."""
-    record = json.loads(text)
-    check_format(record, FORMAT_VERSION, what)
-    return JobConfig.from_record(record)
-
-
 def job_of(job_id: str, record: Mapping[str, str]) -> Job:
     """Reads a job from its stored fields. Raises NewerFormat, naming the job."""
     check_format(record, FORMAT_VERSION, f"job {job_id}")
-    ended_at = record.get("ended_at")
+    config = json.loads(record["config"])
+    check_format(config, FORMAT_VERSION, f"the configuration of job {job_id}")
     return Job(
         id=job_id,
-        config=config_of(record["config"], f"the configuration of job {job_id}"),
+        config=JobConfig.from_record(config),
         generation=record["generation"],
-        state=record["state"],  # type: ignore[arg-type]
-        error=record.get("error", ""),
-        progress=JobProgress.from_record(json.loads(record.get("progress") or "{}")),
-        version=record.get("version", ""),
         created_at=datetime.fromisoformat(record["created_at"]),
-        ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
         fingerprint=record["fingerprint"],
         event_seq=int(record.get("event_seq", 0)),
         traceparent=record.get("traceparent", ""),
+        **_changing(record),
     )
 
 
 def job_then(job: Job, values: Mapping[str, str]) -> Job:
     """Returns a job as it was when its changing fields had these values."""
-    return replace(
-        job,
-        state=values["state"],  # type: ignore[arg-type]
-        error=values["error"],
-        version=values["version"],
-        progress=JobProgress.from_record(json.loads(values["progress"] or "{}")),
-        ended_at=datetime.fromisoformat(values["ended_at"]) if values["ended_at"] else None,
-    )
+    return replace(job, **_changing(values))
+
+
+def _changing(record: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the fields that an event has. All but the state are missing before the first."""
+    ended_at = record.get("ended_at")
+    return {
+        "state": record["state"],
+        "error": record.get("error", ""),
+        "version": record.get("version", ""),
+        "progress": JobProgress.from_record(json.loads(record.get("progress") or "{}")),
+        "ended_at": datetime.fromisoformat(ended_at) if ended_at else None,
+    }

@@ -16,11 +16,12 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from aeenc import errors
 from aeenc.calls.retrieval import Mode
@@ -33,7 +34,7 @@ from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat
 from services.store.life_cycles import LIVE, State
-from services.store.redis import WorkLease
+from services.store.redis import WorkLease, once_redis_answers
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.holding_back import HeldBack, hold_back
@@ -47,7 +48,6 @@ from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 
 log = get(__name__)
-T = TypeVar("T")
 
 TRANSIENT = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)  # the same call may succeed later
 FIRST_S = 1.0
@@ -207,7 +207,7 @@ class JobRunner:
             raise errors.Unavailable(str(result["error"]))
         version, premise_version = str(result.get("version", "")), str(result.get("premise_version", ""))
         for made in _checkpoints_in(result):
-            row = await self._patiently(lambda made=made: self._checkpoints.register(made))  # type: ignore[misc]
+            row = await once_redis_answers(partial(self._checkpoints.register, made), self._poll_s)
         if premise_version:
             await self._report(job.id, {**(files.progress() or {}), "phase": "building"})
             try:
@@ -312,23 +312,13 @@ class JobRunner:
         log.info("job ended", job=job_id, state=state, error=error, version=version)
         if state == "FAILED":
             failed()
-        answer = await self._patiently(
-            lambda: self._store.transition(job_id, ("RUNNING",), state, error=error, version=version, owner=self._owner)
-        )
+        ending = partial(self._store.transition, error=error, version=version, owner=self._owner)
+        answer = await once_redis_answers(lambda: ending(job_id, ("RUNNING",), state), self._poll_s)
         if answer in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor needs the hold
             await self._holds.release(job_id)
             if state == "SUCCEEDED":  # it is never resumed
                 await run_in_thread(shutil.rmtree, self._jobs_dir / job_id, ignore_errors=True)
         return answer
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeats a call until Redis answers: a computed result must not be lost."""
-        while True:
-            try:
-                return await call()
-            except errors.Unavailable as error:
-                log.warning("job waits for redis", reason=error.message)
-                await asyncio.sleep(self._poll_s)
 
 
 def _checkpoints_in(result: dict[str, object]) -> list[str]:

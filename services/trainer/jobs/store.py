@@ -14,18 +14,10 @@ from redis.asyncio import Redis
 
 from services.store.formats import check_format
 from services.store.life_cycles import LifeCycles, State, WorkKeys
-from services.store.redis import unavailable_if_down
+from services.store.redis import raising_unavailable
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.jobs.job import (
-    FORMAT_VERSION,
-    Job,
-    JobEvent,
-    JobProgress,
-    config_json,
-    job_of,
-    job_then,
-)
+from services.trainer.jobs.job import FORMAT_VERSION, Job, JobEvent, JobProgress, job_of, job_then
 
 EVENTS_KEPT = 10_000
 EVENT_FIELDS = ("state", "error", "version", "progress", "ended_at")
@@ -34,6 +26,7 @@ UNFINISHED_TTL_S = 3600  # what an interrupted start has written expires
 _KEEP_VALIDATION = "redis.call('PERSIST', KEYS[7])\n"
 
 
+@raising_unavailable("jobs")
 class JobStore:
     """Records of all jobs of one namespace. A method returns once its change is stored."""
 
@@ -53,7 +46,7 @@ class JobStore:
         """Stores a new job, or finds the one that its idempotency key started. Returns the id of the stored job."""
         record = {
             "format_version": FORMAT_VERSION,
-            "config": config_json(job.config),
+            "config": json.dumps({"format_version": FORMAT_VERSION, **asdict(job.config)}),
             "generation": job.generation,
             "state": job.state,
             "created_at": job.created_at.isoformat(),
@@ -61,9 +54,8 @@ class JobStore:
             "traceparent": job.traceparent,
         }
         queries = self._validation(job.id)
-        async with unavailable_if_down("store the job"):
-            asked = json.dumps([FORMAT_VERSION, [query.to_record() for query in validation]])
-            await self._redis.set(queries, asked, ex=UNFINISHED_TTL_S)
+        asked = json.dumps([FORMAT_VERSION, [query.to_record() for query in validation]])
+        await self._redis.set(queries, asked, ex=UNFINISHED_TTL_S)
         return await self.cycles.create(job.id, job.config.idempotency_key, record, waits=True, keys=[queries])
 
     async def get(self, job_id: str) -> Job:
@@ -72,14 +64,12 @@ class JobStore:
 
     async def state(self, job_id: str) -> State | None:
         """Reads the state of a job; None for an unknown job."""
-        async with unavailable_if_down(f"read job {job_id}"):
-            state: State | None = await self._redis.hget(self._keys.record(job_id), "state")
+        state: State | None = await self._redis.hget(self._keys.record(job_id), "state")
         return state
 
     async def validation(self, job_id: str) -> list[EvaluationQuery]:
         """Reads the validation queries of a job."""
-        async with unavailable_if_down(f"read job {job_id}"):
-            version, queries = json.loads(await self._redis.get(self._validation(job_id)))[:2]
+        version, queries = json.loads(await self._redis.get(self._validation(job_id)))[:2]
         check_format({"format_version": version}, FORMAT_VERSION, f"the validation of job {job_id}")
         return list(map(EvaluationQuery.of_record, queries))
 
@@ -126,18 +116,16 @@ class JobStore:
         """Removes what a deleted job has left here."""
 
         async def remove(_record: Mapping[str, str]) -> None:
-            async with unavailable_if_down(f"remove job {job_id}"):
-                await self._redis.unlink(self._validation(job_id))
+            await self._redis.unlink(self._validation(job_id))
 
         await self.cycles.clear(job_id, remove)
 
     async def size_bytes(self, job_id: str) -> int:
         """Tells about how much memory a job takes in Redis."""
-        async with unavailable_if_down(f"measure job {job_id}"):
-            pipe = self._redis.pipeline(transaction=False)
-            for key in (self._keys.record(job_id), self._keys.events(job_id), self._validation(job_id)):
-                pipe.memory_usage(key)
-            return sum(size or 0 for size in await pipe.execute())
+        pipe = self._redis.pipeline(transaction=False)
+        for key in (self._keys.record(job_id), self._keys.events(job_id), self._validation(job_id)):
+            pipe.memory_usage(key)
+        return sum(size or 0 for size in await pipe.execute())
 
     async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
         """Yields the events of a job from a sequence number on, until it has ended. Raises NotFound."""

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aeenc import errors
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
 from services.store.files import atomic_write, sha256_of
 from services.store.formats import NewerFormat
+from services.store.redis import once_redis_answers
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.models.base_model import (
     FILES,
@@ -36,7 +37,6 @@ log = get(__name__)
 RETRY_S = 0.5
 STABLE = "stable"
 EXPORTER = 1  # raise it to have the next start export the cross-encoder again
-T = TypeVar("T")
 
 
 class ModelExports:
@@ -75,16 +75,6 @@ class ModelExports:
         return str(json.loads(done.read_bytes()).get("version", ""))
 
 
-async def once_redis_answers(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call until Redis answers it, however long that takes."""
-    while True:
-        try:
-            return await call()
-        except errors.Unavailable as error:
-            log.warning("the trainer waits for redis", reason=error.message)
-            await asyncio.sleep(RETRY_S)
-
-
 class OperatorModels:
     """The models that the settings name: each is exported once, and served unless its space serves something.
 
@@ -107,9 +97,9 @@ class OperatorModels:
         source = {"directory": str(directory), "base_model": name, **options}
         try:
             version = await self._exports.version("pretrained", f"base model {name!r}", source)
-            row = await once_redis_answers(lambda: self._serve(version, precision))
+            row = await once_redis_answers(lambda: self._serve(version, precision), RETRY_S)
         except NewerFormat as error:
-            default = await once_redis_answers(self._registry.checkpoints.default_space)
+            default = await once_redis_answers(self._registry.checkpoints.default_space, RETRY_S)
             self.space_id = default or ""
             return _left_alone("base model", error)
         self.space_id = row.space_id
@@ -125,7 +115,7 @@ class OperatorModels:
         inputs = {"directory": str(directory), "base_model": name}
         try:
             version = await self._exports.version("cross-encoder", f"cross-encoder {name!r}", source, **inputs)
-            await once_redis_answers(lambda: self._serve(version))
+            await once_redis_answers(lambda: self._serve(version), RETRY_S)
         except NewerFormat as error:
             return _left_alone("cross-encoder", error)
         return ""

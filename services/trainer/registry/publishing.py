@@ -15,9 +15,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from aeenc import errors
+from aeenc.values import Generation
 from services.kit.logs import get
 from services.kit.tracing import span
 from services.store.formats import known_fields
@@ -67,12 +67,9 @@ class Move:
         if not 0.0 <= self.share <= 1.0:  # NaN fails this too
             raise errors.InvalidArgument.field("share", f"is {self.share:.8g}; give 0 to 1")
 
-    def request(self, call: str, **further: Any) -> Request:
+    def request(self, call: str) -> Request:
         """The request of a call, by which its retry is known."""
-        asked = {"version": self.version, "label": self.label, "expected_revision": self.expected_revision}
-        if self.precision:
-            further["precision"] = self.precision
-        return Request(self.request_id, call, {**asked, "share": self.share, **further})
+        return Request(self.request_id, call, {**asdict(self), "request_id": ""})
 
 
 class Publisher:
@@ -97,11 +94,10 @@ class Publisher:
         Raises FailedPrecondition for a worse checkpoint, with `only_better` for one that was not shown to be better;
         Aborted if the version compared with no longer serves.
         """
-        better = {"only_better": True} if move.only_better else {}
-        request = move.request("Publish", force=move.force, **better)
+        request = move.request("Publish")
         async with self._turn if move.force else contextlib.nullcontext():
             record = await self._registry.requests.answer(request) or {}
-            tandem = await self._tandems.tandem(move.version)
+            tandem = await self._tandems.tandems.get(move.version)
             if "version" not in record and tandem is None:
                 moved, gate = await self._move(move, request)
         if "version" in record:
@@ -109,8 +105,9 @@ class Publisher:
         if tandem is not None:
             if done := await self._tandems.begun(tandem, record.get("to", "")):
                 return await self._noted(request, done, _read_answer(record["answer"])[1])
-            if move.label == STABLE and not await self._tandems.serves(tandem):
-                return await self._publish_tandem(move, request, tandem, wait_s)
+            before = await self._tandems.active(tandem.corpus)
+            if move.label == STABLE and before.space_id != tandem.space_id:
+                return await self._publish_tandem(move, request, tandem, before, wait_s)
             moved, gate = await self._move(move, request)
         return replace(await self._followed(moved, wait_s), gate=gate)
 
@@ -139,9 +136,10 @@ class Publisher:
             precision=move.precision,
         )
 
-    async def _publish_tandem(self, move: Move, request: Request, tandem: Tandem, wait_s: float) -> Publication:
+    async def _publish_tandem(
+        self, move: Move, request: Request, tandem: Tandem, before: Generation, wait_s: float
+    ) -> Publication:
         """Compares a tandem with what its corpus serves unless the move is forced, then activates it."""
-        before = await self._tandems.active(tandem.corpus)
         compared, gate = await self._compare(move, before.space_id)
         done = await self._tandems.publish(
             tandem,

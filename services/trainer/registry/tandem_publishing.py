@@ -43,16 +43,8 @@ class TandemPublisher:
     def __init__(
         self, registry: Registry, index: IndexClient, tandems: Tandems, store: ArtifactStore, models: OperatorModels
     ) -> None:
-        self._registry, self._index, self._tandems = registry, index, tandems
+        self._registry, self._index, self.tandems = registry, index, tandems
         self._store, self._models = store, models
-
-    async def tandem(self, version: str) -> Tandem | None:
-        """Finds the tandem of a version that was trained together with its premises; asks Redis alone."""
-        return await self._tandems.get(version)
-
-    async def serves(self, tandem: Tandem) -> bool:
-        """Tells whether the corpus serves the tandem's space already, so that moving a label is enough."""
-        return (await self.active(tandem.corpus)).space_id == tandem.space_id
 
     async def active(self, corpus: str) -> Generation:
         """Asks the index for the active generation of a corpus; empty for none."""
@@ -85,7 +77,7 @@ class TandemPublisher:
         do not serve it, or if the corpus has other premises by now, Aborted if another revision serves by now, and what
         the index raises.
         """
-        async with self._tandems.turn():
+        async with self.tandems.turn():
             if not force:
                 await asyncio.to_thread(self._check_same_premises, tandem, before.id)
             named = await self._registry.label(tandem.space_id, STABLE)
@@ -104,7 +96,7 @@ class TandemPublisher:
                 await finish(moving)
                 row = moving.result()
                 done = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
-                await self._tandems.put(replace(tandem, replaces=before.id, replaces_space=before.space_id))
+                await self.tandems.put(replace(tandem, replaces=before.id, replaces_space=before.space_id))
                 if compared is not None:
                     await self._check_unmoved(before.space_id, compared)
                 await self._registry.requests.record(request, {"to": tandem.generation, "answer": answer})
@@ -125,9 +117,9 @@ class TandemPublisher:
 
         Raises FailedPrecondition if no publication has activated the active generation; then nothing changes.
         """
-        async with self._tandems.turn():
+        async with self.tandems.turn():
             active = await self.active(corpus)
-            tandem = of_generation(await self._tandems.all(), corpus, active.id)
+            tandem = of_generation(await self.tandems.all(), corpus, active.id)
             begun = await self._registry.requests.answer(request) or {}
             if begun.get("to") == active.id:
                 return await self._as_it_is(active)
@@ -163,7 +155,7 @@ class TandemPublisher:
 
     async def close(self, space_id: str, label: str, request: Request) -> None:
         """Removes `stable` or `previous` of a space. Raises FailedPrecondition if a corpus serves the space."""
-        async with self._tandems.turn():
+        async with self.tandems.turn():
             if space_id in await self.served_spaces():
                 raise errors.FailedPrecondition(f"label {label!r} cannot be deleted; point 'stable' elsewhere instead")
             await self._registry.delete_label(space_id, label, request=request)
@@ -247,7 +239,7 @@ class TandemPublisher:
     async def _retire(self) -> None:
         """Removes our labels from spaces that neither serve nor are the way back, so that encoders unload them."""
         try:
-            tandems = await self._tandems.all()
+            tandems = await self.tandems.all()
             spaces = {tandem.space_id for tandem in tandems}
             rows = [row for row in await self._registry.labels() if row.space_id in spaces]
             served = await self.served_spaces()

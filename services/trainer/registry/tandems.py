@@ -15,7 +15,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.store.formats import check_format, known_fields, unknown_fields
-from services.store.redis import Leases, key_prefix, unavailable_if_down
+from services.store.redis import Leases, key_prefix, raising_unavailable
 
 FORMAT_VERSION = 1
 TURN_S = 15.0  # how long a trainer that died keeps the others from moving tandems
@@ -38,6 +38,7 @@ class Tandem:
     replaces_space: str = ""
 
 
+@raising_unavailable("tandems")
 class Tandems:
     """The tandems of one namespace, in Redis. Raises Unavailable if it is away, NewerFormat for a newer record."""
 
@@ -55,28 +56,23 @@ class Tandems:
 
     async def put(self, tandem: Tandem) -> None:
         """Stores a tandem under its version. What a later minor release has added to its record stays."""
-        async with unavailable_if_down(f"store the tandem of {tandem.version}"):
-            last = await self._redis.hget(self._key, tandem.version)
-            further = unknown_fields(Tandem, _record(last)) if last else {}
-            record = {**further, **asdict(tandem), "format_version": FORMAT_VERSION}
-            await self._redis.hset(self._key, tandem.version, json.dumps(record))
+        last = await self._redis.hget(self._key, tandem.version)
+        further = unknown_fields(Tandem, _record(last)) if last else {}
+        record = {**further, **asdict(tandem), "format_version": FORMAT_VERSION}
+        await self._redis.hset(self._key, tandem.version, json.dumps(record))
 
     async def get(self, version: str) -> Tandem | None:
         """Reads the tandem of a query encoder; None for one that was trained alone."""
-        async with unavailable_if_down(f"read the tandem of {version}"):
-            record = await self._redis.hget(self._key, version)
+        record = await self._redis.hget(self._key, version)
         return _tandem(record) if record else None
 
     async def all(self) -> list[Tandem]:
         """Reads all tandems."""
-        async with unavailable_if_down("list the tandems"):
-            records = await self._redis.hvals(self._key)
-        return [_tandem(record) for record in records]
+        return [_tandem(record) for record in await self._redis.hvals(self._key)]
 
     async def remove(self, version: str) -> None:
         """Forgets the tandem of a query encoder, if it has one."""
-        async with unavailable_if_down(f"remove the tandem of {version}"):
-            await self._redis.hdel(self._key, version)
+        await self._redis.hdel(self._key, version)
 
     @property
     def _key(self) -> str:

@@ -212,7 +212,7 @@ async def test_a_job_that_has_learned_from_an_input_damaged_since_fails_with_its
     (bench.directory / "epoch.safetensors").touch()
     (bench.directory / name).write_text('["q", "p')
     error = await failed_again(bench, monkeypatch)
-    assert error.startswith(f"{bench.directory / name} is damaged, and the job has learned from it; start a new job")
+    assert error.startswith(f"{bench.directory / name} is missing or damaged, and the job has learned from these")
 
 
 async def test_a_job_that_has_learned_and_lost_the_hashes_of_its_inputs_fails(bench: Bench, monkeypatch):

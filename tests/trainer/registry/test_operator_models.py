@@ -18,12 +18,12 @@ from aeenc import Channel, RegistryClient, TrainerClient, errors
 from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.store.formats import NewerFormat
-from services.store.redis import connect, key_prefix
+from services.store.redis import connect, key_prefix, once_redis_answers
 from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Child
-from services.trainer.registry.operator_models import EXPORTER, ModelExports, once_redis_answers
+from services.trainer.registry.operator_models import EXPORTER, ModelExports
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
 from support.waiting import until
@@ -178,8 +178,7 @@ async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
             await trainer.evaluate(corpus, [("sun", ["moon"])], version=exported.artifact.id)
 
 
-async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.trainer.registry.operator_models.RETRY_S", 0.0)
+async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not():
     answers = iter([errors.Unavailable("redis is away"), "done", NewerFormat("label 'stable' has format_version 2")])
 
     async def call() -> str:
@@ -188,9 +187,9 @@ async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not(monkeypat
             raise answer
         return answer
 
-    assert await once_redis_answers(call) == "done"
+    assert await once_redis_answers(call, 0.0) == "done"
     with pytest.raises(NewerFormat):
-        await once_redis_answers(call)
+        await once_redis_answers(call, 0.0)
 
 
 @pytest.mark.parametrize("newer", ["manifest", "checkpoint", "stable", "canary"])
