@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import site
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ import onnxruntime as ort
 
 from benchmarks.harness.checkpoints import session, sorted_batches, tokenizer_of
 from benchmarks.harness.rows import ROOT
+from tools.pinned_venv import PinnedVenv
 
 PACKAGE = "sentence-transformers==6.2.0"
 _SENTENCE_TRANSFORMERS = """
@@ -33,14 +35,22 @@ for line in sys.stdin:
 """
 
 
+def library(folder: Path) -> Path:
+    """The Python of an environment in `folder` with sentence-transformers, and for the rest with what this one has."""
+    venv = PinnedVenv(folder)
+    venv.create()
+    venv.install("--no-deps", PACKAGE)
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    (packages / "this.pth").write_text("\n".join(site.getsitepackages()))
+    return venv.python
+
+
 class SentenceTransformers:
     """sentence-transformers in a process of its own, so that torch's threads are gone while others are measured."""
 
     def __init__(self, directory: Path) -> None:
-        if importlib.util.find_spec("sentence_transformers") is None:  # the project itself does not need it
-            wanted = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", PACKAGE]
-            subprocess.run(wanted, check=True)
-        command = [sys.executable, "-c", _SENTENCE_TRANSFORMERS, str(directory)]
+        self._folder = TemporaryDirectory()
+        command = [str(library(Path(self._folder.name) / "venv")), "-c", _SENTENCE_TRANSFORMERS, str(directory)]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -57,6 +67,7 @@ class SentenceTransformers:
         """Ends the process."""
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None

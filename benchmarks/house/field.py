@@ -1,7 +1,8 @@
 """`make bench NAME=field`: what the field takes from and gives to this project, against its own figures.
 
     make bench NAME=field                          all of it that needs no fleet; seconds
-    make bench NAME=field ARGS='--home .aeenc'     also aeenc.local over the largest corpus of a fleet
+    make bench NAME=field ARGS='--home .aeenc'     also aeenc.local, and sentence-transformers, over the largest corpus
+                                                   of a fleet that runs; minutes (`aeenc corpus build bank --data DIR`)
     make bench NAME=field ARGS='--lists FILE'      also a file of `aeenc export task3` for split dev
 
 Built trees: the published predictions of EntailmentBank's dev (folder `predictions` beside `dataset`), by `score_trees`
@@ -23,11 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import values
+import aeenc
+import aeenc.local
+from aeenc import Fusion, values
 from aeenc.evaluation import (
     UNRANKED,
     condensed,
@@ -52,10 +56,12 @@ from aeenc.trees.files import parse_context
 from aeenc.values import RunConfig
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
 from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.sdk.sentences import to_sentence_transformers_and_back
 from services.corpus.active import read_active
-from services.corpus.generation import corpora_of, open_generation
+from services.corpus.generation import Generation, corpora_of, open_generation
 from services.corpus.sameness import repeats
 from services.index.lexical.bm25 import LexicalIndex, best
+from services.launcher.fleet import SERVICES, Fleet
 from services.sampler.acs.algorithm import Known, Node, NodeAnswer, NodeRound, Tree, reach
 from services.sampler.oracles.answers import admitted, read_answers
 from services.store.artifacts import ArtifactStore
@@ -63,6 +69,14 @@ from services.store.artifacts import ArtifactStore
 SPLIT = "dev"
 TOLERANCE = 1e-6
 RUNS, FIRST_ANSWER_S = 5, 2.0
+PART = 64  # texts of a call
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"negative_feedback": 0.2},
+    {"mode": "lexical"},
+    {"mode": "iterative_lexical"},
+    {"mode": "hybrid", "fusion": Fusion(features={"first": 2.0, "rank": 0.3, "words_given_others": 2.5})},
+)
 RECALL, ALL_CORRECT = 0.78, 0.48  # by normalised text, of lists for provers
 QUERIES_IN_TRAIN = 57
 K, STEP, FEWER = 20, 5, 0.85
@@ -316,20 +330,38 @@ def unseen_gold(rows: Rows, dataset: Dataset) -> None:
     rows.note("candidates that say the same as an earlier one", repeats(one.text for one in dataset.candidates()), "")
 
 
-def in_one_process(rows: Rows, home: Path) -> None:
-    """From `import aeenc.local` to the first answer, in new processes, over the largest corpus of a home."""
+def beside_a_fleet(rows: Rows, home: Path, dataset: Dataset) -> None:
+    """Over the largest corpus of a fleet that runs: retrieval in one process, and sentence-transformers."""
     store = ArtifactStore(home / "artifacts")
     active = {name: found for name in corpora_of(store) if (found := read_active(store, name))}
-    sizes = {name: len(open_generation(store, name, found).premises) for name, found in active.items()}
-    corpus = max(sizes, key=sizes.__getitem__)
+    opened = max((open_generation(store, *one) for one in active.items()), key=lambda one: len(one.premises))
+    with aeenc.connect(**{name: Fleet(home).targets()[name] for name in SERVICES}) as client:
+        in_one_process(rows, client, home, opened, [text for _, text in dataset.hypotheses(SPLIT)])
+        to_sentence_transformers_and_back(rows, client, store, opened, dataset, SPLIT)
+
+
+def in_one_process(rows: Rows, client: aeenc.Client, home: Path, opened: Generation, texts: list[str]) -> None:
+    """From `import aeenc.local` to the first answer, in new processes, and its answers beside those of the services."""
     code = (
         "import time; started = time.perf_counter(); import aeenc.local; "
-        f"aeenc.local.open({str(home)!r}).retrieve({corpus!r}, ['a magnet attracts an iron nail']); "
+        f"aeenc.local.open({str(home)!r}).retrieve({opened.corpus!r}, ['a magnet attracts an iron nail']); "
         "print(time.perf_counter() - started)"
     )
     took = [float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(RUNS)]
-    rows.note("aeenc.local: premises", sizes[corpus], "")
+    rows.note("aeenc.local: premises", len(opened.premises), "")
     rows.at_most(f"aeenc.local: import to first answer, best of {RUNS}", min(took), "s", FIRST_ANSWER_S)
+    here = aeenc.local.open(home)
+    unlike, farthest = 0, 0.0
+    for options in WAYS:
+        for start in range(0, len(texts), PART):
+            asked = opened.corpus, texts[start : start + PART]
+            both = [one.retrieve(*asked, k=K, precision="float32", **options) for one in (here, client.index)]
+            for own, served in zip(*both, strict=True):
+                unlike += [hit.id for hit in own] != [hit.id for hit in served]
+                farthest = max([farthest, *(abs(a.score - b.score) for a, b in zip(own, served, strict=False))])
+    rows.note("aeenc.local: answers compared, in float32", len(WAYS) * len(texts), "")
+    rows.at_most("aeenc.local: answers with other premises than the services'", unlike, "", 0)
+    rows.at_most("aeenc.local: farthest score from the services'", farthest, "", TOLERANCE)
 
 
 def lists_of(file: Path) -> Iterator[list[str]]:
@@ -342,7 +374,7 @@ def main() -> None:
     """Measures what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lists", type=Path, nargs="*", default=[], help="files of `aeenc export task3` for dev")
-    parser.add_argument("--home", type=Path, help="the home of an `aeenc up` with a corpus, for aeenc.local")
+    parser.add_argument("--home", type=Path, help="the home of a fleet that runs, with a corpus of these data")
     asked = parser.parse_args()
     rows = Rows("field")
     built_trees(rows)
@@ -353,7 +385,7 @@ def main() -> None:
     built_in_steps(rows, dataset)
     unseen_gold(rows, dataset)
     if asked.home is not None:
-        in_one_process(rows, asked.home)
+        beside_a_fleet(rows, asked.home, dataset)
     rows.finish()
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import pytest
 
 import aeenc
 from aeenc import Channel, errors
-from aeenc.evaluation import load_data, read_run
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
-from aeenc.oracle import ask as ask_here
+from aeenc.evaluation import leaf_recall, load_data, normalised, read_run
+from aeenc.exports import conclusions_of
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict, answer_of
 from aeenc.oracles.client import Answer, OracleClient
 from aeenc.oracles.gold import GoldOracle
+from aeenc.trees import Dataset
+from aeenc.trees.files import parse_context
 from aeenc.v1 import types_pb2
 from services.launcher import fleet as launched
 from services.launcher.fleet import BASE_PORT, Fleet, Options
@@ -90,15 +93,21 @@ def test_every_oracle_of_ones_own_that_is_shown_has_a_port_that_no_part_of_a_fle
     assert {path.name: found for path, found in ports.items() if taken & set(found)} == {}
 
 
-async def expected() -> dict[str, int]:
+async def expected(task: Task = TASK) -> aeenc.Answer[dict[str, Verdict]]:
     """What the Python example says, whose rule the one in Node follows."""
     spec = importlib.util.spec_from_file_location("own_oracle", EXAMPLES / "own_oracle.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    verdicts: dict[str, Verdict] = await ask_here(module.SharedWords(), TASK)
-    return {name: verdict.judgement for name, verdict in verdicts.items()}
+    return await answer_of(module.SharedWords(), task)
+
+
+async def test_the_oracle_of_ones_own_says_when_a_node_is_complete():
+    rest = (replace(TASK.candidates[0], text="an iron nail can attract"),)
+    told = await expected(replace(TASK, accepted=TASK.candidates[3:4], candidates=rest))
+    assert told.node_verdict == "complete"
+    assert (await expected(replace(TASK, candidates=rest))).node_verdict is None
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +185,7 @@ async def test_an_oracle_in_node_judges_as_the_one_in_python(typescript: Path):
         first, second = await ask(address, "secret", (TASK, other))
     assert (first.task_id, first.annotator) == ("t", "node-shared-words")
     judged = {verdict.premise_id: verdict.judgement for verdict in first.verdicts}
-    assert judged == await expected()
+    assert judged == {name: one.judgement for name, one in (await expected()).verdicts.items()}
     assert set(judged.values()) == {EXPLAINS, ABSTAINS, REFUSES}
     assert (second.task_id, second.verdicts) == ("other", ())
 
@@ -284,3 +293,22 @@ async def test_nothing_that_stands_after_a_lemma_is_found_for_it_or_put_before_a
                 assert [hit.id for hit in hits if place[hit.id] >= place[own[text]]] == []
                 answers += len(hits)
     assert answers > 10_000, answers
+
+
+def test_a_data_set_is_checked_its_facts_listed_for_a_prover_and_what_that_built_scored(
+    fleet: dict[str, str], tmp_path: Path
+):
+    sample, out = EXAMPLES.parent / "data" / "sample", tmp_path / "out"
+    command = [sys.executable, str(EXAMPLES / "provers.py"), str(sample), str(out)]
+    environment = {**os.environ, **fleet}
+    done = subprocess.run(command, check=False, env=environment, timeout=200, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines())
+    trees = Dataset.load(sample).trees("dev")
+    lists = [list(parse_context(json.loads(one)["context"]).values()) for one in (out / "lists.jsonl").open()]
+    assert {len(one) for one in lists} == {25}
+    assert not conclusions_of(trees) & {normalised(text) for one in lists for text in one}
+    assert float(told["leaves in the lists"]) == pytest.approx(leaf_recall(trees, lists).recall, abs=1e-3)
+    assert sum(int(shown.split()[-2]) for name, shown in told.items() if name.startswith("MAP")) == 294
+    assert told["leaves"].startswith("P ")
+    assert "steps" in told

@@ -33,7 +33,6 @@ class Hypothesis:
     only_ids: Sequence[str] = ()
 
 
-NO_ROOT = Hypothesis("", "")  # of no node, or of a run that was deleted meanwhile
 _CONFIG = TypeAdapter(RunConfig)
 
 
