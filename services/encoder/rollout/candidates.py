@@ -18,13 +18,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from aeenc import errors
-from services.encoder.rollout.history import PREMISES, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
-from services.encoder.rollout.versions import STABLE, Versions
+from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Description, Model, TokenizerCache
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority
 from services.kit.settings import usable_memory_bytes
@@ -223,68 +221,29 @@ class Spaces:
     A space is served as a whole or not at all: without its premise encoder, its query vectors would fit nothing.
     """
 
-    def __init__(self, registry: Registry, loader: CandidateLoader, versions: Versions, history: SwapHistory) -> None:
-        self._registry, self._loader = registry, loader
-        self._versions, self._history = versions, history
+    def __init__(self, loader: CandidateLoader, versions: Versions) -> None:
+        self._loader, self._versions = loader, versions
+        self._refused: dict[str, tuple[str, str]] = {}  # of a space: the premise encoder that failed last, and why
 
-    async def open_default(
-        self, space_id: str, version: str, *, retry_failed: bool
-    ) -> tuple[LabelRow, list[Model], str] | None:
-        """Makes a space the default, once its `stable` can be served. Raises the failure when nothing else serves.
-
-        Returns what it tried as its `stable`: the model to serve at once, or the reason to refuse it.
-        """
-        if (self._versions.space_id, self._versions.premise_version) == (space_id, version):
-            return None
-        if self._versions.complete and not retry_failed and self._has_failed(space_id, version):
-            return None
-        row = await self._registry.label(space_id, STABLE)
-        is_served = (space_id, STABLE) in self._versions.labels
-        is_bad = row is not None and not retry_failed and self._history.has_failed(row)
-        if (row is None or is_bad) and not is_served and self._versions.complete:
-            return None
+    async def open(self, space_id: str, version: str, *, retry_failed: bool = True) -> None:
+        """Serves the premises of a space by this encoder. If it fails, the labels that need it are refused."""
+        has_failed = self._refused.get(space_id, ("", ""))[0] == version
+        if self._versions.premise_versions.get(space_id) == version or (has_failed and not retry_failed):
+            return
         try:
-            premises = await self._load(space_id, version)
-        except errors.AeencError:
-            if not self._versions.complete:
-                raise
-            return None
-        tried = None if row is None or is_served else await self._stable(row, premises)
-        can_serve = is_served or (tried is not None and bool(tried[1]))
-        if can_serve or not self._versions.complete:
-            self._versions.open_space(space_id, premises, default=True)
-        return tried
-
-    async def _stable(self, row: LabelRow, premises: Model) -> tuple[LabelRow, list[Model], str] | None:
-        """Loads what `stable` names, or says why it cannot be served; None if that could not be found out."""
-        try:
-            return row, await self.models(row, premises), ""
-        except errors.Unavailable:  # the same round follows the label and tries again
-            return None
+            premises = self._versions.models.get(version) or await self._loader.load(space_id, version, None)
         except errors.AeencError as error:
-            return row, [], error.message
-
-    async def open(self, space_id: str, *, retry_failed: bool) -> None:
-        """Serves the premises of another space. A failure is recorded, and the space's labels are then refused."""
-        version = await self._registry.checkpoints.space(space_id)
-        if version is None or self._versions.premise_versions.get(space_id) == version:
+            self._refused[space_id] = version, error.message
             return
-        if not retry_failed and self._has_failed(space_id, version):
-            return
-        with contextlib.suppress(errors.AeencError):
-            self._versions.open_space(space_id, await self._load(space_id, version))
+        self._refused.pop(space_id, None)
+        self._versions.open_space(space_id, premises)
 
-    async def models(self, row: LabelRow, premises: Model | None = None) -> list[Model]:
-        """Returns the model of a label, or those of its ensemble, loaded already or now. Raises why one is refused.
-
-        `premises` is the premise encoder of a space that is not open yet.
-        """
-        space_id, models = row.space_id, list[Model]()
-        of_space = premises.description if premises else self._premises(space_id)
-        loaded = {**self._versions.models, **({premises.version: premises} if premises else {})}
+    async def models(self, row: LabelRow) -> list[Model]:
+        """Returns the model of a label, or those of its ensemble, loaded already or now. Raises why one is refused."""
+        models, premises = list[Model](), self._premises(row.space_id)
         for version in row.versions:
-            model = loaded.get(version) or await self._loader.load(space_id, version, of_space)
-            check_place(model.description, space_id, of_space)
+            model = self._versions.models.get(version) or await self._loader.load(row.space_id, version, premises)
+            check_place(model.description, row.space_id, premises)
             await self._loader.add_precision(model, row.precision)
             models.append(model)
         return models
@@ -300,35 +259,12 @@ class Spaces:
             return models if all(row.precision in model.runners for model in models) else []
         return []
 
-    async def restore(self, space_id: str, version: str, *, default: bool) -> None:
-        """Opens a space as it was served last. One that is open keeps its premise encoder."""
-        premises = await self._load(space_id, self._versions.premise_versions.get(space_id, version))
-        self._versions.open_space(space_id, premises, default=default)
-
     def _premises(self, space_id: str) -> Description | None:
         """Describes the premise encoder of a space; None for cross-encoders."""
         if space_id == CROSS_ENCODERS:
             return None
         version = self._versions.premise_versions.get(space_id)
         if version is None:
-            why = self._history.failure(space_id, PREMISES) or "the registry names none"
+            _, why = self._refused.get(space_id, ("", "the registry names none"))
             raise errors.FailedPrecondition(f"the premise encoder of space {space_id} cannot be served: {why}")
         return self._versions.models[version].description
-
-    async def _load(self, space_id: str, version: str) -> Model:
-        started = time.monotonic()
-        try:
-            loaded = self._versions.models.get(version)
-            model = loaded or await self._loader.load(space_id, version, None)
-        except errors.AeencError as error:
-            self._history.record(_premises_row(space_id, version), time.monotonic() - started, error.message)
-            raise
-        self._history.forget((space_id, PREMISES))
-        return model
-
-    def _has_failed(self, space_id: str, version: str) -> bool:
-        return self._history.has_failed(_premises_row(space_id, version))
-
-
-def _premises_row(space_id: str, version: str) -> LabelRow:
-    return LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC))

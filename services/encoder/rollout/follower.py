@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -78,11 +78,12 @@ class Follower:
         self._versions, self._history, self._readiness, self._metrics = versions, history, readiness, metrics
         self._acknowledged: dict[LabelKey, tuple[int, str]] = {}  # revision and version acknowledged last
         self._state_file = StateFile(options.state_dir)
-        self._spaces = Spaces(registry, loader, versions, history)
+        self._spaces = Spaces(loader, versions)
         self._tasks: set[asyncio.Task[None]] = set()
         self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
         self._loading: tuple[LabelRow, asyncio.Task[list[Model]]] | None = None
         self._wake, self._retry_failed = asyncio.Event(), False
+        self._preferred = ""  # the space to make the default one, once its `stable` is served
         self._stable: LabelRow | None = None  # as read last
         self._elsewhere: list[str] = []  # the other spaces with a `stable`
         self._newer: dict[LabelKey, str] = {}  # labels of a newer release, which stay as they are here, and why
@@ -164,75 +165,64 @@ class Follower:
 
     async def _apply(self, *, retry_failed: bool) -> None:
         """Runs one round: serves what the rows name, as far as the candidates pass."""
-        space_id = self._options.space_id or await self._registry.checkpoints.default_space()
-        premise_version = await self._registry.checkpoints.space(space_id) if space_id else None
-        if space_id is None or premise_version is None:
+        preferred = self._options.space_id or await self._registry.checkpoints.default_space()
+        if preferred is None:
             self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return
-        started = time.monotonic()
-        tried: LabelRow | None = None
-        opened = None
-        try:
-            opened = await self._spaces.open_default(space_id, premise_version, retry_failed=retry_failed)
-        except NewerFormat:  # of the new space's `stable`: the space before it stays the default
-            if not self._versions.complete:
-                raise
-        if opened is not None:
-            tried, models, failure = opened
-            with _span_of(tried):
-                await self._conclude(tried, models, failure, time.monotonic() - started)
-        space_id = self._versions.space_id
-        rows = await self._rows()
-        for other in sorted({row.space_id for row in rows} - {space_id, CROSS_ENCODERS}):
-            opening = asyncio.ensure_future(self._spaces.open(other, retry_failed=retry_failed))
-            await self._patiently(opening)
-            opening.result()
-        for row in sorted(rows, key=self._urgency):
-            await self._follow_row(row, retry_failed=retry_failed and row != tried)
-        async with self._applying:
-            rows = await self._rows()  # labels may have moved during the loads
-            named = self._named(rows)
-            if (space_id, STABLE) not in named:
-                self._stable = None
-                self._nothing_to_follow("label `stable` names nothing")
-                return
-            self._stable = named[space_id, STABLE] or self._stable
-            self._withdraw_all_but(named)
+        self._preferred = preferred
+        self._versions.prefer(preferred)
+        rows = sorted(await self._rows(), key=lambda row: (row.space_id != preferred, row.name != STABLE))
+        if (why := self._newer.get((preferred, STABLE))) and not self._versions.complete:
+            raise NewerFormat(why)
+        for space_id in dict.fromkeys(row.space_id for row in rows):
+            premises = await self._registry.checkpoints.space(space_id)
+            if premises is not None:
+                await self._spaces.open(space_id, premises, retry_failed=retry_failed)
+            for row in rows:
+                if row.space_id == space_id:
+                    await self._follow_row(row, retry_failed=retry_failed)
+        named = await self._apply_loaded()  # labels may have moved during the loads
+        space_id = self._versions.space_id or preferred
+        if (space_id, STABLE) not in named:
+            self._stable = None
+            self._nothing_to_follow("label `stable` names nothing")
+            return
+        self._stable = named[space_id, STABLE] or self._stable
         if not self._versions.complete and self._stable is not None:
             await self._fall_back(self._stable)
         others = {space for space, _ in named} - {space_id, CROSS_ENCODERS}
         self._versions.close_spaces_but(others)
         self._drop_unnamed()
-        await self._state_file.save(self._versions)
+        await self._save()
         self._behind = next((f"{why}; the other labels are followed" for why in self._newer.values()), "")
-        self._elsewhere = [row.space_id for row in rows if row.space_id in others and row.name == STABLE]
+        self._elsewhere = [space for space, name in named if space in others and name == STABLE]
         self.show_readiness()
 
-    async def _apply_loaded(self) -> None:
-        """Serves what the rows name if it is loaded, withdraws what they name no longer, ends loads they overtook."""
+    async def _apply_loaded(self) -> Mapping[LabelKey, LabelRow | None]:
+        """Serves what the rows name if it is loaded, withdraws what they name no longer, ends loads they overtook.
+
+        Returns the labels that name something, and their rows; None for one of a newer release.
+        """
         async with self._applying:
             rows = await self._rows()
-            named = self._named(rows)
+            named = {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
             if self._loading is not None:
                 loading, task = self._loading
                 latest = named.get((loading.space_id, loading.name))
                 if latest is None or not _is_same(latest, loading):
                     task.cancel()
-            for row in sorted(rows, key=self._urgency):
+            for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
                 models = self._spaces.loaded(row)
                 if models and not self._is_served(row):
                     with _span_of(row):
                         await self._conclude(row, models, "", 0.0)
-            if self._versions.complete and (self._versions.space_id, STABLE) in named:
+            if (self._versions.space_id, STABLE) in named:
                 self._withdraw_all_but(named)
                 await self._save()
                 if self._stable is not None:  # otherwise the first round says when it is ready
                     self._stable = named[self._versions.space_id, STABLE] or self._stable
                     self.show_readiness()
-
-    def _named(self, rows: Iterable[LabelRow]) -> Mapping[LabelKey, LabelRow | None]:
-        """Returns the labels that name something, and their rows; None for one of a newer release."""
-        return {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
+            return named
 
     def _withdraw_all_but(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
         for key in self._versions.withdraw_all_but(named.keys()):
@@ -248,10 +238,6 @@ class Follower:
         followed = (space_id, CROSS_ENCODERS)
         self._newer = {key: why for key, why in newer.items() if not space_id or key[0] in followed}
         return [row for row in rows if not space_id or row.space_id in followed]
-
-    def _urgency(self, row: LabelRow) -> tuple[bool, bool]:
-        """Sorts loaded versions first, then `stable`: a rollback never waits for another load."""
-        return not set(row.versions) <= set(self._versions.models), row.name != STABLE
 
     def _nothing_to_follow(self, why: str) -> None:
         """Keeps serving: an empty registry takes no version away."""
@@ -292,20 +278,9 @@ class Follower:
                 self._serve(replace(row, revision=0), models)
             return
 
-    async def _patiently(self, load: asyncio.Future[Any]) -> None:
-        """Waits for a load. In the first round, readiness does not wait longer than START_PATIENCE_S for it."""
-        try:
-            done, _ = await asyncio.wait([load], timeout=START_PATIENCE_S)
-            if not done:
-                if self._readiness.state == "STARTING" and self._versions.complete:
-                    self.show_readiness()
-                await asyncio.wait([load])
-        finally:
-            load.cancel()
-
     def show_readiness(self) -> None:
         """Derives readiness from what is served, what fails and what is followed."""
-        space_id, stable = self._versions.space_id, self._stable
+        space_id, stable = self._versions.space_id or self._preferred, self._stable
         row = self._versions.labels.get((space_id, STABLE))
         reason = self._history.failure(space_id, STABLE)
         if row is None:
@@ -362,8 +337,9 @@ class Follower:
         task = asyncio.ensure_future(self._spaces.models(row))
         self._loading = (row, task)
         try:
-            await self._patiently(task)
+            await asyncio.wait([task])
         finally:
+            task.cancel()
             self._loading = None
         return [] if task.cancelled() else task.result()
 
@@ -386,6 +362,9 @@ class Follower:
 
     def _serve(self, row: LabelRow, models: list[Model]) -> None:
         self._versions.serve(row, models)
+        self._versions.prefer(self._preferred)
+        if self._readiness.state == "STARTING" and self._versions.complete:  # the other labels may load for long
+            asyncio.get_running_loop().call_later(START_PATIENCE_S, self.show_readiness)
         self._metrics.serves(row.space_id, row.name, row.version, row.revision, row.precision)
 
     def _drop_unnamed(self) -> None:
@@ -409,35 +388,32 @@ class Follower:
     async def _restore(self, why: str) -> None:
         """Serves what was served last, and takes nothing back that the first round has served already."""
         state = await self._state_file.load() or SavedState({}, [], {})
-        if not state.spaces and not self._versions.complete:
-            self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
-            return
+        if not self._versions.complete:
+            if not state.spaces:
+                self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
+                return
+            self._preferred = next(iter(state.spaces))
+        self._behind, failure = f"serving the labels of the last run: {why}", ""
         self._loader.known = state.manifests
         try:
-            await self._restore_state(state, why)
+            for space_id, version in state.spaces.items():  # one that is open keeps its premise encoder
+                await self._spaces.open(space_id, self._versions.premise_versions.get(space_id, version))
+            for row in state.labels:
+                key = (row.space_id, row.name)
+                try:
+                    models = [] if key in self._versions.labels else await self._spaces.models(row)
+                except errors.AeencError as error:
+                    log.warning("a saved label cannot be served", label=row.name, reason=error.message)
+                    failure = failure or error.message
+                    continue
+                if models and key not in self._versions.labels:  # nor has an event had it served meanwhile
+                    self._serve(row, models)
         finally:
             self._loader.known = {}
-
-    async def _restore_state(self, state: SavedState, why: str) -> None:
-        for space_id, version in state.spaces.items():
-            becomes_default = space_id == next(iter(state.spaces)) and not self._versions.complete
-            try:
-                await self._spaces.restore(space_id, version, default=becomes_default)
-            except errors.AeencError as error:
-                log.warning("a saved space cannot be served", space=space_id, reason=error.message)
-                if becomes_default:  # the next rounds try again
-                    self._readiness.starting(f"{why}; nor can what was served here last: {error.message}")
-                    return
-        for row in state.labels:
-            key = (row.space_id, row.name)
-            try:
-                models = [] if key in self._versions.labels else await self._spaces.models(row)
-            except errors.AeencError as error:
-                log.exception("a saved label cannot be served", label=row.name, reason=error.message)
-                continue
-            if models and key not in self._versions.labels:  # nor has an event had it served meanwhile
-                self._serve(row, models)
-        self._fall_behind(f"serving the labels of the last run: {why}")
+        if self._versions.complete:
+            self.show_readiness()
+        else:  # the next rounds try again
+            self._readiness.starting(f"{why}; nor can what was served here last: {failure}")
 
 
 def _is_same(row: LabelRow, other: LabelRow) -> bool:

@@ -22,7 +22,6 @@ from services.store.registry_rows import LabelRow
 log = get(__name__)
 
 KEPT_SWAPS = 20
-PREMISES = "(premises)"  # stands for a label: the space's premise encoder
 FORMAT_VERSION = 1
 FILE = "labels.json"
 _RUN = re.compile("run-[0-9a-f]{16}")  # the label of a run, of which there are ever more
@@ -55,7 +54,7 @@ class SwapHistory:
         self._swaps.appendleft(swap)
         name = "run" if _RUN.fullmatch(row.name) else row.name
         self._metrics.swaps.labels(row.space_id, name, "failed" if reason else "ok").inc()
-        self.forget((row.space_id, row.name))
+        self._failures.pop((row.space_id, row.name), None)
         if reason:
             self._failures[row.space_id, row.name] = swap
             log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
@@ -80,14 +79,9 @@ class SwapHistory:
         failed = self._failures.get((row.space_id, row.name))
         return failed is not None and (failed.row.revision, failed.row.version) == (row.revision, row.version)
 
-    def forget(self, key: LabelKey) -> None:
-        """Forgets the failure of a label."""
-        self._failures.pop(key, None)
-
     def forget_all_but(self, labels: Collection[LabelKey]) -> None:
-        """Forgets the failures of all other labels; those of premise encoders stay."""
-        for key in [key for key in self._failures if key not in labels and key[1] != PREMISES]:
-            self.forget(key)
+        """Forgets the failures of all other labels."""
+        self._failures = {key: swap for key, swap in self._failures.items() if key in labels}
 
 
 @dataclass(frozen=True)

@@ -180,11 +180,14 @@ class Versions:
             del self.labels[key]
         return withdrawn
 
-    def open_space(self, space_id: str, premises: Model, *, default: bool = False) -> None:
-        """Serves the premises of a space, and makes it the default one on request."""
+    def open_space(self, space_id: str, premises: Model) -> None:
+        """Serves the premises of a space."""
         self._hold(premises)
         self.premise_versions[space_id] = premises.version
-        if default:
+
+    def prefer(self, space_id: str) -> None:
+        """Makes a space the default one, once its `stable` is served."""
+        if (space_id, STABLE) in self.labels:
             self.space_id = space_id
 
     def close_spaces_but(self, spaces: Collection[str]) -> None:

@@ -327,7 +327,6 @@ async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
         row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
         assert (await registry.await_rollout(row, 20))[0].ok, "labels are still followed"
-        assert len([swap for swap in (await client.info()).swaps if swap.label.name == "(premises)"]) < 5
         await until(lambda: server.readiness.state == "SERVING")
 
 

@@ -13,6 +13,7 @@ import pytest
 from aeenc import EncoderClient, errors
 from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.files import sha256_of
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
@@ -298,17 +299,29 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
         pass
     await register(registry, newest, label="stable")
     loaded: list[str] = []
-    original = CandidateLoader.load
+    load, get, labels = CandidateLoader.load, CheckpointRegistry.get, Registry.labels
+    reads = 0
 
-    async def load(self, space_id, version, *arguments, **options):
+    async def loading(self, space_id, version, *arguments, **options):
+        model = await load(self, space_id, version, *arguments, **options)
         loaded.append(version)
-        return await original(self, space_id, version, *arguments, **options)
+        return model
 
-    async def away(*_arguments: object, **_options: object) -> None:
-        raise errors.Unavailable("Redis is away")
+    async def away_for_a_run(self, version):
+        if version == of_run.version:
+            raise errors.Unavailable("Redis is away")
+        return await get(self, version)
 
-    monkeypatch.setattr(CandidateLoader, "load", load)
-    monkeypatch.setattr(Registry, "labels", away)  # the round reads them once it serves `stable`
+    async def away_from_then_on(self, *arguments, **options):
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            raise errors.Unavailable("Redis is away")
+        return await labels(self, *arguments, **options)
+
+    monkeypatch.setattr(CandidateLoader, "load", loading)
+    monkeypatch.setattr(CheckpointRegistry, "get", away_for_a_run)  # once the round serves `stable`
+    monkeypatch.setattr(Registry, "labels", away_from_then_on)
     async with serve() as (server, client):
         assert (await client.encode(["sun"])).model_version == newest.version
         await until(lambda: of_run.version in loaded)
@@ -319,7 +332,7 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
         await eventually(is_restored)
         assert (await client.encode(["sun"], label="run-1")).model_version == of_run.version
         assert (server.readiness.state, "Redis is away" in server.readiness.reason) == ("DEGRADED", True)
-    assert sorted(loaded) == sorted([base, newest.version, of_run.version]), "each of them once"
+    assert sorted(loaded) == sorted([base, newest.version, before.version, of_run.version]), "each of them once"
 
 
 async def test_an_encoder_that_never_served_waits_for_the_registry(serve, tiny_checkpoint, registry) -> None:
