@@ -13,7 +13,7 @@ from aeenc.errors import FailedPrecondition, Unimplemented, VersionNotLoaded
 from aeenc.values import Timings
 from services.encoder.rollout.loading import LoadOptions, add_precision, load_model
 from services.encoder.rollout.versions import STABLE, LabelKey
-from services.encoder.runtime.model import FLOAT32, Model, TokenizerCache
+from services.encoder.runtime.model import FLOAT32, Model
 from services.encoder.runtime.onnx_session import CPU, Placement
 from services.encoder.runtime.runners import Tokens
 from services.index.ranking.fusion import reranked
@@ -35,7 +35,6 @@ class LocalModels:
         self._store, self._labels, self._version = store, labels, version
         self.premise_versions: dict[str, str] = {}
         self._models: dict[str, Model] = {}
-        self._tokenizers = TokenizerCache()
 
     async def encode(
         self,
@@ -112,7 +111,7 @@ class LocalModels:
         model = self._models.get(version)
         if model is None:
             hold = self._store.hold(FOLDER, version)
-            model = load_model(artifact, OPTIONS, space_id=space_id, tokenizers=self._tokenizers)
+            model = load_model(artifact, OPTIONS, space_id=space_id)
             model.reserved.append(hold)
             self._models[version] = model
         if precision not in model.runners:

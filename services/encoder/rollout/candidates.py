@@ -23,7 +23,7 @@ from typing import TypeVar
 from aeenc import errors
 from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
 from services.encoder.rollout.versions import Versions
-from services.encoder.runtime.model import Description, Model, TokenizerCache
+from services.encoder.runtime.model import Description, Model
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority
 from services.kit.settings import usable_memory_bytes
 from services.store.artifacts import Artifact, ArtifactStore
@@ -37,6 +37,13 @@ FOLDER = "checkpoints"
 GRACE_S = 2.0  # that a load waits for the last step of the one before
 MAX_HUNG = 2  # threads with a step that never ends
 LOAD_S = 120.0
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Bytes of model files, in memory as long as this object lives."""
+
+    size_bytes: int
 
 
 class CandidateLoader:
@@ -55,8 +62,8 @@ class CandidateLoader:
         loaded_bytes: int = 0,
     ) -> None:
         self._registry, self._store, self._options = registry, store, options
-        self._load_s, self._memory = load_s, Memory(loaded_bytes or usable_memory_bytes() // 2)
-        self._tokenizers = TokenizerCache()
+        self._load_s, self._limit_bytes = load_s, loaded_bytes or usable_memory_bytes() // 2
+        self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
         self._threads: set[threading.Thread] = set()
         self.known: Mapping[str, str] = {}  # digests of manifests, by which to load without the registry
 
@@ -67,13 +74,12 @@ class CandidateLoader:
         def load(pause: Callable[[], None]) -> Model:
             hold = self._store.hold(FOLDER, version)  # neither a deletion nor a cache takes what is served
             artifact = self._opened(version, manifest_sha256)
-            reserved = self._memory.reserve(version, model_bytes(artifact, self._options))
+            reserved = self._reserve(version, model_bytes(artifact, self._options))
             model = load_model(
                 artifact,
                 self._options,
                 space_id=space_id,
                 premises=premises,
-                tokenizers=self._tokenizers,
                 pause=pause,
             )
             model.reserved += [hold, reserved]
@@ -92,7 +98,7 @@ class CandidateLoader:
 
         def add(pause: Callable[[], None]) -> None:
             artifact = self._opened(model.version, model.description.manifest_sha256)
-            reserved = self._memory.reserve(model.version, model_bytes(artifact, self._options, precision))
+            reserved = self._reserve(model.version, model_bytes(artifact, self._options, precision))
             add_precision(model, artifact, self._options, precision, pause=pause)
             model.reserved.append(reserved)
 
@@ -114,6 +120,20 @@ class CandidateLoader:
 
     def _opened(self, version: str, manifest_sha256: str) -> Artifact:
         return self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
+
+    def _reserve(self, version: str, size_bytes: int) -> Reservation:
+        """Counts bytes beside those of loads that have begun and of models that anybody still holds.
+
+        Raises FailedPrecondition over the limit.
+        """
+        held = sum(one.size_bytes for one in self._reserved)
+        if held + size_bytes > self._limit_bytes:
+            raise errors.FailedPrecondition(
+                f"checkpoint {version} has {size_bytes:,} bytes of models, which with the {held:,} loaded is over the "
+                f"limit of {self._limit_bytes:,}; delete a label, or raise AEENC_ENCODER_LOADED_BYTES"
+            )
+        self._reserved.add(reservation := Reservation(size_bytes))
+        return reservation
 
     async def _await_the_load_before(self) -> None:
         """Waits a while for a step that goes on after its load was given up. Raises FailedPrecondition for too many."""
@@ -186,33 +206,6 @@ def _return_memory() -> None:
     """Gives freed memory back to the system; glibc would keep the holes that a load leaves."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@dataclass(eq=False)
-class Reservation:
-    """A number of bytes, held as long as this object lives."""
-
-    size_bytes: int
-
-
-class Memory:
-    """Bytes of model files in memory: of loads that have begun and of models that anybody still holds."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
-
-    def reserve(self, version: str, size_bytes: int) -> Reservation:
-        """Returns a reservation that lasts as long as it is referred to. Raises FailedPrecondition over the limit."""
-        held = sum(one.size_bytes for one in self._reserved)
-        if held + size_bytes > self._limit_bytes:
-            raise errors.FailedPrecondition(
-                f"checkpoint {version} has {size_bytes:,} bytes of models, which with the {held:,} loaded is over the "
-                f"limit of {self._limit_bytes:,}; delete a label, or raise AEENC_ENCODER_LOADED_BYTES"
-            )
-        reservation = Reservation(size_bytes)
-        self._reserved.add(reservation)
-        return reservation
 
 
 class Spaces:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.corpus.arrays import map_array
-from services.encoder.runtime.model import FLOAT16, FLOAT32, INT8, Description, Model, Tokenization, TokenizerCache
+from services.encoder.runtime.model import FLOAT16, FLOAT32, INT8, Description, Model, Tokenization, tokenizer_of
 from services.encoder.runtime.onnx_session import (
     CUDA,
     Placement,
@@ -95,19 +95,18 @@ def load_model(
     *,
     space_id: str,
     premises: Description | None = None,
-    tokenizers: TokenizerCache | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Model:
     """Checks, loads and warms a checkpoint in float32, and in the precision of the premises that it encodes.
 
-    `premises` is the premise encoder of its space, if that is loaded; `tokenizers` avoids reading one twice. Raises
-    DataLoss or FailedPrecondition naming the wrong file or value.
+    `premises` is the premise encoder of its space, if that is loaded. Raises DataLoss or FailedPrecondition naming the
+    wrong file or value.
     """
     description = Description.of(artifact)
     check_place(description, space_id, premises)
     _check_files(artifact, options.max_file_bytes)
     _check_hashes(artifact, artifact.files, pause)
-    tokenization = Tokenization((tokenizers or TokenizerCache()).of(artifact), description.max_tokens)
+    tokenization = Tokenization(tokenizer_of(artifact), description.max_tokens)
     model = Model(description, tokenization, {})
     for precision in dict.fromkeys((FLOAT32, description.premise_precision)):
         add_precision(model, artifact, options, precision, pause=pause)
@@ -139,10 +138,7 @@ def add_precision(
     _warm(runner, description, options, pause)
     probes = "probes.int8.npy" if precision == INT8 else "probes.npy"
     tokens = probe_tokens(artifact, description, model.tokenization)
-    if description.model_type == "cross-encoder":
-        _check_scores(artifact, description, tokens, runner, probes)
-    else:
-        _check_vectors(artifact, description, tokens, runner, probes)
+    _check_probes(artifact, description, tokens, runner, probes)
     model.runners[precision] = runner
 
 
@@ -258,21 +254,24 @@ def _warm(runner: Runner, description: Description, options: LoadOptions, pause:
         pause()
 
 
-def _check_vectors(
+def _check_probes(
     artifact: Artifact, description: Description, tokens: Sequence[Tokens], runner: Runner, expected_file: str
 ) -> None:
-    """Raises FailedPrecondition for vectors that are not close to those at export, DataLoss for bad probes."""
-    expected = _expected(artifact, expected_file, (len(tokens), description.dim)).astype(np.float64)
-    norms = np.linalg.norm(expected, axis=1)
-    if not np.all(np.abs(norms - 1) <= NORM_TOLERANCE):
-        raise DataLoss(f"{artifact.path / expected_file} holds vectors without unit norm; publish the checkpoint again")
-    vectors = _computed_in_pairs(runner, tokens)
-    worst = float((np.einsum("nd,nd->n", vectors, expected) / norms).min())
-    if not worst >= MIN_COSINE:
-        raise FailedPrecondition(
-            f"checkpoint {description.version} gives other vectors here than at export: cosine {worst:.4f} to its "
-            f"probes ({expected_file}), {MIN_COSINE} is needed"
-        )
+    """Raises FailedPrecondition for rows that are not close to those at export, DataLoss for bad probes."""
+    path, computed = artifact.file(expected_file), _computed_in_twos(runner, tokens)
+    if description.model_type == "cross-encoder":
+        worst = float(np.abs(computed[:, 0] - _expected(path, (len(tokens),))).max())
+        is_close, is_off = worst <= SCORE_TOLERANCE, f"off by {worst:.4f}, {SCORE_TOLERANCE} is allowed"
+    else:
+        expected = _expected(path, computed.shape)
+        norms = np.linalg.norm(expected, axis=1)
+        if not np.all(np.abs(norms - 1) <= NORM_TOLERANCE):
+            raise DataLoss(f"{path} holds vectors without unit norm; publish the checkpoint again")
+        worst = float((np.einsum("nd,nd->n", computed, expected) / norms).min())
+        is_close, is_off = worst >= MIN_COSINE, f"cosine {worst:.4f}, {MIN_COSINE} is needed"
+    if not is_close:
+        about = f"checkpoint {description.version} gives other values for its probes than at export ({expected_file})"
+        raise FailedPrecondition(f"{about}: {is_off}")
 
 
 def probe_tokens(artifact: Artifact, description: Description, tokenization: Tokenization) -> Sequence[Tokens]:
@@ -284,24 +283,11 @@ def probe_tokens(artifact: Artifact, description: Description, tokenization: Tok
     return [tokenization.pairs(query, [premise], truncate=True).tokens[0] for query, premise in pairs]
 
 
-def _check_scores(
-    artifact: Artifact, description: Description, tokens: Sequence[Tokens], runner: Runner, expected_file: str
-) -> None:
-    expected = _expected(artifact, expected_file, (len(tokens),))
-    scores = np.concatenate([runner.run([pair]) for pair in tokens])[:, 0]
-    worst = float(np.abs(scores - expected).max())
-    if not worst <= SCORE_TOLERANCE:
-        raise FailedPrecondition(
-            f"cross-encoder {description.version} gives other scores here than at export: off by {worst:.4f} "
-            f"from its probes ({expected_file}), {SCORE_TOLERANCE} is allowed"
-        )
-
-
-def _computed_in_pairs(runner: Runner, probes: Sequence[Tokens]) -> NDArray[np.float32]:
-    """Computes the probes' vectors (n, dim), two of similar length at a time, which tests padding at little cost."""
+def _computed_in_twos(runner: Runner, probes: Sequence[Tokens]) -> NDArray[np.float32]:
+    """Computes the probes' rows (n, width), two of similar length at a time, which tests padding at little cost."""
     order = sorted(range(len(probes)), key=lambda n: len(probes[n].ids))
-    pairs = [runner.run([probes[n] for n in order[start : start + 2]]) for start in range(0, len(order), 2)]
-    return np.concatenate(pairs)[np.argsort(order)]
+    twos = [runner.run([probes[n] for n in order[start : start + 2]]) for start in range(0, len(order), 2)]
+    return np.concatenate(twos)[np.argsort(order)]
 
 
 def _read_probes(path: Path, key: str) -> list[Any]:
@@ -314,10 +300,9 @@ def _read_probes(path: Path, key: str) -> list[Any]:
     return probes
 
 
-def _expected(artifact: Artifact, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    path = artifact.file(name)
+def _expected(path: Path, shape: tuple[int, ...]) -> NDArray[np.float64]:
     try:
-        expected = np.array(map_array(path), dtype=np.float32)
+        expected = np.array(map_array(path), dtype=np.float64)
     except (ValueError, TypeError, OSError) as error:
         raise DataLoss(f"{path} cannot be read ({error}); publish the checkpoint again") from error
     if expected.shape != shape:

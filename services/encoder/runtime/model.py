@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ ModelType = Literal["sentence-encoder", "cross-encoder"]
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 _META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
 _TOKENIZER_FILE = "tokenizer.json"
-_CACHED_TOKENIZERS = 4
 
 
 @dataclass(frozen=True)
@@ -83,31 +83,27 @@ class TokenBatch:
     truncated: int
 
 
-class TokenizerCache:
-    """The tokenizers read last, by the hash of their file. Thread-safe.
+@dataclass(frozen=True)
+class _TokenizerFile:
+    sha256: str
+    path: Path = field(compare=False)
 
-    All checkpoints of a space share one tokenizer. Reading it holds the interpreter's lock for 20 ms or more, a delay
-    that callers would notice at each swap.
+
+def tokenizer_of(artifact: Artifact) -> Tokenizer:
+    """Returns the tokenizer of a verified checkpoint. Raises DataLoss for a malformed file.
+
+    All checkpoints of a space share one. Reading it holds the interpreter's lock for 20 ms or more, a delay that
+    callers would notice at each swap; the few that were read last are kept.
     """
-
-    def __init__(self) -> None:
-        self._read: dict[str, Tokenizer] = {}
-
-    def of(self, artifact: Artifact) -> Tokenizer:
-        """Returns the tokenizer of a verified checkpoint. Raises DataLoss for a malformed file."""
-        digest = artifact.files[_TOKENIZER_FILE].sha256
-        tokenizer = self._read.pop(digest, None) or _read(artifact.file(_TOKENIZER_FILE))
-        self._read[digest] = tokenizer  # now the newest entry
-        for old in list(self._read)[:-_CACHED_TOKENIZERS]:
-            self._read.pop(old, None)
-        return tokenizer
+    return _read(_TokenizerFile(artifact.files[_TOKENIZER_FILE].sha256, artifact.file(_TOKENIZER_FILE)))
 
 
-def _read(path: Path) -> Tokenizer:
+@lru_cache(maxsize=4)
+def _read(file: _TokenizerFile) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(file.path))
     except Exception as error:  # the library raises bare Exception for any malformed file
-        raise DataLoss(f"{path} is not a tokenizer ({error}); restore it") from error
+        raise DataLoss(f"{file.path} is not a tokenizer ({error}); restore it") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -141,13 +141,13 @@ async def test_what_a_failed_load_had_opened_is_freed_without_a_collector(made, 
         except RuntimeError as error:
             raise ValueError("what it led to") from error
 
-    monkeypatch.setattr(loading, "_check_vectors", check)
+    monkeypatch.setattr(loading, "_check_probes", check)
     gc.collect()
     gc.disable()
     try:
         with contextlib.suppress(errors.AeencError):
             await load(made, tiny_checkpoint)
         assert [one() for one in opened] == [None]
-        assert not list(made._memory._reserved), "the frames of the load are gone, and with them what it reserved"
+        assert not list(made._reserved), "the frames of the load are gone, and with them what it reserved"
     finally:
         gc.enable()

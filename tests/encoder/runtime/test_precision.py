@@ -185,7 +185,7 @@ def no_file(path, meta) -> None:
             "int8",
             "did not pass the trainer's gate",
         ),
-        (PASSED, wrong_probes, "int8", "other vectors here than at export"),
+        (PASSED, wrong_probes, "int8", "other values for its probes than at export"),
         (PASSED, long_probes, "int8", "without unit norm"),
         (PASSED, no_model, "int8", "is not an ONNX model"),
         (PASSED, no_file, "int8", "has no model.int8.onnx"),
@@ -247,22 +247,22 @@ async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_th
             answers = [await client.encode(["sun"]) for client in (fast, slow) * 5]
             assert {answer.precision for answer in answers} == {precision}, "both compute it, or neither"
 
-        original = loading._check_vectors
+        original = loading._check_probes
 
         def wrong_in_int8(artifact, description, tokens, runner, probes) -> None:
             if probes == "probes.int8.npy":
-                raise errors.FailedPrecondition("gives other vectors here than at export")
+                raise errors.FailedPrecondition("gives other values for its probes")
             original(artifact, description, tokens, runner, probes)
 
         await registry.set_label(space.space_id, "stable", space.version)
         row = await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
         await registry.await_rollout(row, 20)
-        monkeypatch.setattr(loading, "_check_vectors", wrong_in_int8)
+        monkeypatch.setattr(loading, "_check_probes", wrong_in_int8)
         _, odd = await replica("odd", "avx2")
         await eventually(lambda: _has_answered(registry, row, "odd"))
         rollouts = {one.instance: one for one in await registry.rollouts(row.space_id, "stable")}
         assert [rollouts[name].ok for name in ("fast", "slow", "odd")] == [True, True, False]
-        assert "other vectors here" in rollouts["odd"].reason
+        assert "other values for its probes" in rollouts["odd"].reason
         served = {
             (one.model_version, one.precision) for one in [await fast.encode(["sun"]), await slow.encode(["sun"])]
         }

@@ -85,7 +85,7 @@ def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Ar
 
     weights = {name: np.roll(tensor, 1, axis=0) for name, tensor in load_file(other / "model.safetensors").items()}
     checkpoint = copied(exported, replace({"model.safetensors": save(weights, {"format": "pt"})}))
-    with pytest.raises(errors.FailedPrecondition, match="gives other vectors here than at export"):
+    with pytest.raises(errors.FailedPrecondition, match="gives other values for its probes"):
         load_in_torch(checkpoint)
 
 
