@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,25 +38,6 @@ WATCH_S = 1.0
 MODEL_FAILED, WORKER_DIED, WORKER_STUCK = "MODEL_FAILED", "WORKER_DIED", "WORKER_STUCK"  # reasons of errors
 
 
-class ComputedBatch(NamedTuple):
-    """Vectors (n, width) in the order of the batch, and when they were computed (time.monotonic())."""
-
-    batch: Batch
-    vectors: NDArray[np.float32]
-    started: float
-    ended: float
-    runner: Runner
-
-
-class Outcomes(NamedTuple):
-    """Who is told of what workers do, in the thread that did it."""
-
-    computed: Callable[[ComputedBatch], object]
-    failed: Callable[[Batch, Exception], object]
-    dropped: Callable[[Sequence[tuple[Item, bool]]], object]  # before they were computed; and whether time was over
-    restarted: Callable[[str], object]
-
-
 class _Worker:
     """One thread and the batch that it holds."""
 
@@ -73,38 +54,88 @@ class _Worker:
         return held or []
 
 
-class Workers:
-    """A fixed number of threads that take batches from `queues`. Call `put` and `close` from any thread."""
+@dataclass(frozen=True)
+class CallRows:
+    """A call's rows (n, width) in its own order. `queue_s` and `compute_s` add up to the time since it was queued.
 
-    def __init__(self, queues: Queues, count: int, outcomes: Outcomes) -> None:
-        self._queues, self._tell = queues, outcomes
+    `queue_s` ends when its first batch begins; `compute_s` lasts from then until its last batch ends.
+    """
+
+    rows: NDArray[np.float32]
+    queue_s: float
+    compute_s: float
+
+
+class Batcher:
+    """A queue, and a fixed number of threads that take batches from it. Use it on the event loop that serves."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        batch_items: int,
+        batch_tokens: int,
+        stuck_s: float,
+        cost: CostModel,
+        metrics: EncoderMetrics,
+        of_pairs: tuple[int, int] | None = None,
+    ) -> None:
+        self._cost, self._metrics, self._stuck_s = cost, metrics, stuck_s
+        self._queue_seconds = {lane: metrics.queue_seconds.labels(lane) for lane in LANES}
+        self._queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers, of_pairs=of_pairs)
         self._changed = threading.Condition(threading.Lock())
         self._closed = False
+        self._watch: asyncio.Task[None] | None = None
         self._lost: list[_Worker] = []  # given up, and their threads may still hang
-        self._workers = [_Worker(self._live, f"encode-{n}") for n in range(count)]
+        self._workers = [_Worker(self._live, f"encode-{n}") for n in range(workers)]
         for worker in self._workers:
             worker.thread.start()
 
-    def put(self, lane: Lane, runner: Runner, items: Batch) -> None:
-        """Queues the texts of one call."""
-        with self._changed:
-            if not self._all_hang():
-                self._queues.put(lane, runner, items)
-                self._changed.notify(len(items))
-                return
-        self._tell.failed(items, _hanging())
+    async def encode(
+        self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None, caller: str = ""
+    ) -> CallRows:
+        """Computes the rows of texts (n) by `deadline` (time.monotonic()), in the caller's part of the queue.
 
-    def close(self, timeout_s: float = 5.0) -> None:
+        Raises DeadlineExceeded when time runs out, Unavailable when the worker died, and errors of the model.
+        """
+        loop = asyncio.get_running_loop()
+        if self._watch is None:
+            self._watch = loop.create_task(self._watch_workers())
+        call = Call(len(texts), runner.width, loop.create_future(), caller)
+        until = math.inf if deadline is None else deadline
+        queued = time.monotonic()
+        items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]
+        with self._changed:
+            if self._all_hang():
+                raise _hanging()
+            self._queues.put(lane, runner, items)
+            self._changed.notify(len(items))
+        try:
+            await call.done
+        finally:
+            call.dead = True  # the queue drops the texts that still wait
+        queue_s = max(call.started - queued, 0.0)
+        self._queue_seconds[lane].observe(queue_s)
+        return CallRows(call.rows, queue_s, call.ended - call.started)
+
+    async def close(self, timeout_s: float = 5.0) -> None:
         """Stops the threads after the batches they hold, and waits `timeout_s` at most for all of them."""
+        if self._watch is not None:
+            await cancel_all([self._watch])
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             workers = list(self._workers)
         for worker in workers:
-            worker.thread.join(max(deadline - time.monotonic(), 0.0))
+            await asyncio.to_thread(worker.thread.join, max(deadline - time.monotonic(), 0.0))
 
-    def replace_stuck(self, after_s: float) -> None:
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._replace_stuck(self._stuck_s)
+
+    def _replace_stuck(self, after_s: float) -> None:
         """Fails each batch that a thread has held for `after_s`, and starts a new thread.
 
         With as many threads lost as there are workers it starts none: one that comes back goes on. When all hang, it
@@ -123,8 +154,8 @@ class Workers:
                 held = worker.let_go()
                 waiting = self._queues.drain() if self._all_hang() and not replaces else []
             message = f"the model did not come back within {after_s:g} s; retry"
-            self._tell.failed(held, Unavailable(message, reason=WORKER_STUCK))
-            self._tell.failed(waiting, _hanging())
+            _fail(held, Unavailable(message, reason=WORKER_STUCK))
+            _fail(waiting, _hanging())
             if replaces:
                 self._restart(worker, "stuck")
 
@@ -139,7 +170,7 @@ class Workers:
             log.exception("a worker died", worker=worker.thread.name)
             if not worker.given_up:
                 message = f"the worker that computed this call died ({type(error).__name__}); retry"
-                self._tell.failed(worker.let_go(), Unavailable(message, reason=WORKER_DIED))
+                _tell(_fail, worker.let_go(), Unavailable(message, reason=WORKER_DIED))
                 self._restart(worker, "died")
 
     def _work(self, worker: _Worker) -> None:
@@ -163,7 +194,7 @@ class Workers:
                         break
                     self._changed.wait()
             if dropped:
-                self._tell.dropped(dropped)
+                _tell(self._drop, [item for item, _ in dropped], [expired for _, expired in dropped])
             if taken is not None:
                 return taken
 
@@ -177,23 +208,68 @@ class Workers:
             if worker.given_up:
                 return
             if len(batch) == 1:
-                self._tell.failed(batch, _public(error))
+                _tell(_fail, batch, _public(error))
                 return
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
                 self._run(worker, runner, half)
             return
         if not worker.given_up:
-            self._tell.computed(ComputedBatch(batch, vectors, started, time.monotonic(), runner))
+            _tell(self._fill_rows, batch, vectors, started, time.monotonic(), runner)
 
     def _restart(self, worker: _Worker, why: str) -> None:
-        self._tell.restarted(why)
+        self._metrics.restarts.labels(why).inc()
         with self._changed:
             if self._closed:
                 return
             fresh = _Worker(self._live, worker.thread.name)
             self._workers[self._workers.index(worker)] = fresh
             fresh.thread.start()  # under the lock: `close` never joins a thread that has not started
+
+    def _fill_rows(
+        self, batch: Batch, vectors: NDArray[np.float32], started: float, ended: float, runner: Runner
+    ) -> None:
+        """Puts the rows of a batch, vectors (n, width), into the answers of its calls."""
+        places: dict[Call, tuple[list[int], list[int]]] = {}
+        for position, item in enumerate(batch):
+            rows, positions = places.setdefault(item.call, ([], []))
+            rows.append(item.row)
+            positions.append(position)
+        for call, (rows, positions) in places.items():
+            call.rows[rows] = vectors[positions]
+            call.left -= len(rows)
+            call.started = min(call.started, started)
+            call.ended = max(call.ended, ended)
+            if call.left == 0 and not call.done.done():
+                call.done.set_result(None)
+        asyncio.get_running_loop().call_soon(
+            self._observe, batch, ended - started, runner
+        )  # the waiting callers go first
+
+    def _observe(self, batch: Batch, seconds: float, runner: Runner) -> None:
+        """Records a batch in the cost model and the metrics."""
+        tokens = sum(item.length for item in batch)
+        computed = max(item.length for item in batch) * len(batch) if runner.pads else tokens
+        self._cost.observe(computed, seconds)
+        self._cost.of(type(runner)).observe(computed, seconds)
+        self._metrics.batch(items=len(batch), tokens=tokens, computed=computed, seconds=seconds)
+
+    def _drop(self, items: Batch, expired: Sequence[bool]) -> None:
+        for item, is_late in zip(items, expired, strict=True):
+            self._metrics.dropped.labels("expired" if is_late else "cancelled").inc()
+            if is_late:
+                item.call.fail(DeadlineExceeded("the call's time was over before its texts were computed"))
+
+
+def _tell(apply: Callable[..., None], batch: Batch, *outcome: Any) -> None:
+    """Passes what has become of texts from a worker's thread to the event loop of their calls."""
+    if batch and not (loop := batch[0].call.done.get_loop()).is_closed():
+        loop.call_soon_threadsafe(apply, batch, *outcome)
+
+
+def _fail(batch: Batch, error: Exception) -> None:
+    for item in batch:
+        item.call.fail(error)
 
 
 def _hanging() -> Unavailable:
@@ -207,121 +283,3 @@ def _public(error: Exception) -> Exception:
     public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason=MODEL_FAILED)
     public.__cause__ = error  # for the log
     return public
-
-
-@dataclass(frozen=True)
-class CallRows:
-    """A call's rows (n, width) in its own order. `queue_s` and `compute_s` add up to the time since it was queued.
-
-    `queue_s` ends when its first batch begins; `compute_s` lasts from then until its last batch ends.
-    """
-
-    rows: NDArray[np.float32]
-    queue_s: float
-    compute_s: float
-
-
-class Batcher:
-    """Queue and workers. Construct and call it on the event loop that serves."""
-
-    def __init__(
-        self,
-        *,
-        workers: int,
-        batch_items: int,
-        batch_tokens: int,
-        stuck_s: float,
-        cost: CostModel,
-        metrics: EncoderMetrics,
-        of_pairs: tuple[int, int] | None = None,
-    ) -> None:
-        self._cost, self._metrics, self._stuck_s = cost, metrics, stuck_s
-        self._queue_seconds = {lane: metrics.queue_seconds.labels(lane) for lane in LANES}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._watch: asyncio.Task[None] | None = None
-        queues = Queues(batch_items=batch_items, batch_tokens=batch_tokens, workers=workers, of_pairs=of_pairs)
-        on_loop, restarted = self._on_loop, metrics.restarts
-        told = Outcomes(
-            on_loop(self._fill_rows), on_loop(self._fail), on_loop(self._drop), lambda why: restarted.labels(why).inc()
-        )
-        self._workers = Workers(queues, workers, told)
-
-    async def encode(
-        self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None, caller: str = ""
-    ) -> CallRows:
-        """Computes the rows of texts (n) by `deadline` (time.monotonic()), in the caller's part of the queue.
-
-        Raises DeadlineExceeded when time runs out, Unavailable when the worker died, and errors of the model.
-        """
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-            self._watch = loop.create_task(self._watch_workers())
-        call = Call(len(texts), runner.width, loop.create_future(), caller)
-        until = math.inf if deadline is None else deadline
-        queued = time.monotonic()
-        items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]
-        self._workers.put(lane, runner, items)
-        try:
-            await call.done
-        finally:
-            call.dead = True  # the queue drops the texts that still wait
-        queue_s = max(call.started - queued, 0.0)
-        self._queue_seconds[lane].observe(queue_s)
-        return CallRows(call.rows, queue_s, call.ended - call.started)
-
-    async def close(self) -> None:
-        """Stops the workers after the batches they hold."""
-        if self._watch is not None:
-            await cancel_all([self._watch])
-        await asyncio.to_thread(self._workers.close)
-
-    def _on_loop(self, apply: Callable[..., None]) -> Callable[..., None]:
-        """Makes what passes an outcome from a worker's thread to the event loop."""
-
-        def pass_on(*outcome: Any) -> None:
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(apply, *outcome)
-
-        return pass_on
-
-    def _fail(self, batch: Batch, error: Exception) -> None:
-        for item in batch:
-            item.call.fail(error)
-
-    def _fill_rows(self, done: ComputedBatch) -> None:
-        """Puts the rows of a batch into the answers of its calls."""
-        places: dict[Call, tuple[list[int], list[int]]] = {}
-        for position, item in enumerate(done.batch):
-            rows, positions = places.setdefault(item.call, ([], []))
-            rows.append(item.row)
-            positions.append(position)
-        for call, (rows, positions) in places.items():
-            call.rows[rows] = done.vectors[positions]
-            call.left -= len(rows)
-            call.started = min(call.started, done.started)
-            call.ended = max(call.ended, done.ended)
-            if call.left == 0 and not call.done.done():
-                call.done.set_result(None)
-        assert self._loop is not None
-        self._loop.call_soon(self._observe, done)  # the waiting callers go first
-
-    def _observe(self, done: ComputedBatch) -> None:
-        """Records a batch in the cost model and the metrics."""
-        tokens = sum(item.length for item in done.batch)
-        computed = max(item.length for item in done.batch) * len(done.batch) if done.runner.pads else tokens
-        seconds = done.ended - done.started
-        self._cost.observe(computed, seconds)
-        self._cost.of(type(done.runner)).observe(computed, seconds)
-        self._metrics.batch(items=len(done.batch), tokens=tokens, computed=computed, seconds=seconds)
-
-    def _drop(self, dropped: Sequence[tuple[Item, bool]]) -> None:
-        for item, expired in dropped:
-            self._metrics.dropped.labels("expired" if expired else "cancelled").inc()
-            if expired:
-                item.call.fail(DeadlineExceeded("the call's time was over before its texts were computed"))
-
-    async def _watch_workers(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            self._workers.replace_stuck(self._stuck_s)

@@ -207,7 +207,7 @@ async def test_the_end_waits_once_for_all_workers_that_hang() -> None:
         calls.append(asyncio.ensure_future(setup.encode(1, ENDLESS)))
         await until(lambda: len(setup.runner.sizes) == len(calls))
     started = time.monotonic()
-    await asyncio.to_thread(setup.batcher._workers.close, 2.0)
+    await setup.batcher.close(2.0)
     assert time.monotonic() - started < 4 * 2.0
     setup.runner.release.set()
     await asyncio.gather(*calls)
