@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from aeenc import vectors
 from aeenc.errors import InvalidArgument
@@ -24,20 +24,17 @@ def to_call(
     request_id: str,
     caller: str,
     *,
-    lane: Lane = "interactive",
-    is_unary: bool = False,
+    is_unary: bool = True,
 ) -> EncodeCall:
-    """Converts an Encode request. `lane` is the default lane; with a bulk default, calls of that lane are patient."""
-    chosen = decode_enum(_LANES, request.lane, "lane", lane)
+    """Converts an Encode request, or a batch of a stream, which goes into the bulk lane by default."""
     return EncodeCall(
         texts=request.texts,
         role=decode_enum(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         precision=decode_enum(PRECISIONS, request.precision, "precision", ""),
-        lane=chosen,
+        lane=decode_enum(_LANES, request.lane, "lane", "interactive" if is_unary else "bulk"),
         deadline_s=deadline_s,
-        patient=lane == chosen == "bulk",
         is_unary=is_unary,
         caller=caller,
     )
@@ -47,27 +44,23 @@ async def alike(
     requests: AsyncIterator[encoder_pb2.EncodeStreamRequest],
 ) -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
     """Yields the batches of a stream. Raises InvalidArgument for one that asks for something else than the first."""
-    first: dict[str, str] = {}
+    first: Mapping[str, object] = {}
     async for request in requests:
-        asked = _same_in_a_stream(request.batch)
+        batch = request.batch
+        asked = {
+            "role": decode_enum(_ROLES, batch.role, "role", ""),
+            "model": str(batch.model).strip(),
+            "truncate": "at the end" if decode_enum(_TRUNCATES, batch.truncate, "truncate", False) else "an error",
+            "space_id": batch.space_id,
+        }
         first = first or asked
-        for name, now in asked.items():
-            if now != first[name]:
-                raise InvalidArgument.field(
-                    f"batch.{name}",
-                    f"is {now or 'unset'} in batch {request.batch_seq}, but {first[name] or 'unset'} in the first; "
-                    "send it in another stream",
-                )
+        for name in [name for name in asked if asked[name] != first[name]]:
+            raise InvalidArgument.field(
+                f"batch.{name}",
+                f"is {asked[name] or 'unset'} in batch {request.batch_seq}, but {first[name] or 'unset'} in the first; "
+                "send it in another stream",
+            )
         yield request
-
-
-def _same_in_a_stream(batch: encoder_pb2.EncodeRequest) -> dict[str, str]:
-    return {
-        "role": decode_enum(_ROLES, batch.role, "role", ""),
-        "model": str(batch.model).strip(),
-        "truncate": "at the end" if decode_enum(_TRUNCATES, batch.truncate, "truncate", False) else "an error",
-        "space_id": batch.space_id,
-    }
 
 
 def to_score_call(
@@ -76,7 +69,7 @@ def to_score_call(
     """Converts a Score request."""
     return ScoreCall(
         query=request.query,
-        premises=request.premises,
+        texts=request.premises,
         selection=_selection(request.model, "", request_id),
         truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
         precision=decode_enum(PRECISIONS, request.precision, "precision", ""),

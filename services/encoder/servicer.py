@@ -40,7 +40,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self._runtime, self._runtime_reason = runtime
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
-        call = convert.to_call(request, deadline_s(context), request_id(context), origin(context), is_unary=True)
+        call = convert.to_call(request, deadline_s(context), request_id(context), origin(context))
         result = await self._encoder.encode(call)
         return convert.to_response(result)
 
@@ -52,7 +52,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
         async def answer(request: encoder_pb2.EncodeStreamRequest) -> encoder_pb2.EncodeStreamResponse:
             await asyncio.sleep(caller().wait_s())
-            call = convert.to_call(request.batch, deadline_s(context), key, who, lane="bulk")
+            call = convert.to_call(request.batch, deadline_s(context), key, who, is_unary=False)
             result = await self._encoder.encode(call)
             return encoder_pb2.EncodeStreamResponse(batch=convert.to_response(result), batch_seq=request.batch_seq)
 

@@ -42,36 +42,38 @@ ENVELOPE_BYTES = 256  # of an answer beside its vectors, and more than they take
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """The model of a call and how it is to compute. `deadline_s` counts from now; None means no limit.
+    """Texts, the model of a call, and how it is to compute. `deadline_s` counts from now; None means no limit.
 
-    `patient`: a batch of a stream, which waits a while for room instead of being refused at once. `caller`: with whom
-    the call shares a part of its lane.
+    `caller`: with whom the call shares a part of its lane. `is_unary`: one message answers it.
     """
 
+    texts: Sequence[str]
     selection: Selection = field(default_factory=Selection)
     truncate: bool = False
     precision: str = ""
     lane: Lane = "interactive"
     deadline_s: float | None = None
-    patient: bool = False
     caller: str = ""
+    is_unary: bool = True
+
+    @property
+    def patience_s(self) -> float:
+        """How long it waits for room: a batch of a stream is not refused at once."""
+        return 0.0 if self.is_unary or self.lane != "bulk" else STREAM_PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeCall(ModelCall):
-    """Texts to encode. `is_unary`: one message answers it."""
+    """Texts to encode."""
 
-    texts: Sequence[str]
     role: str
-    is_unary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreCall(ModelCall):
-    """A query and the premises to score against it; `first_of_ensemble` by the first version of a label's several."""
+    """Premises to score against a query; `first_of_ensemble` by the first version of a label's several."""
 
     query: str
-    premises: Sequence[str]
     first_of_ensemble: bool = False
 
 
@@ -149,7 +151,7 @@ class Encoder:
         """
         started = time.monotonic()
         _check_query(call.query, self._limits)
-        check_texts(call.premises, self._limits, "premises")
+        check_texts(call.texts, self._limits, "premises")
         model, default, ensemble = self._versions.resolve_cross_encoder(call.selection)
         if ensemble and not call.first_of_ensemble:
             raise FailedPrecondition(
@@ -158,10 +160,10 @@ class Encoder:
             )
 
         def tokenize() -> TokenBatch:
-            return model.tokenization.pairs(call.query, call.premises, truncate=call.truncate)
+            return model.tokenization.pairs(call.query, call.texts, truncate=call.truncate)
 
         chosen = replace(call, precision=model.choose(call.precision, default, "query"))
-        characters = [len(call.query) + len(premise) for premise in call.premises]
+        characters = [len(call.query) + len(premise) for premise in call.texts]
         return replace(await self._run(chosen, model, tokenize, characters, started), ensemble=ensemble)
 
     async def close(self) -> None:
@@ -175,15 +177,15 @@ class Encoder:
     ) -> CallResult:
         """Tokenizes what has room at all, admits its tokens, and computes; `characters` of each text or pair."""
         deadline = None if call.deadline_s is None else started + call.deadline_s
-        kind, patience_s = type(model.runners[call.precision]), STREAM_PATIENCE_S if call.patient else 0.0
+        kind = type(model.runners[call.precision])
         with self._versions.held(model):
-            if not call.patient:
+            if not call.patience_s:
                 self._admission.check_room(call.lane, LEAST_TOKENS * len(characters), call.caller, kind)
             begun = time.monotonic()
-            tokenized = await self._tokenized(call, tokenize, characters, deadline, patience_s)
+            tokenized = await self._tokenized(call, tokenize, characters, deadline)
             asked = time.monotonic()
             count = sum(len(tokens.ids) for tokens in tokenized.tokens)
-            async with self._admission.admitted(call.lane, count, deadline, patience_s, call.caller, kind):
+            async with self._admission.admitted(call.lane, count, deadline, call.patience_s, call.caller, kind):
                 self._on_admitted(count)
                 admitted = time.monotonic()
                 computed = await self._compute(call, model, tokenized.tokens, deadline)
@@ -201,12 +203,7 @@ class Encoder:
         )
 
     async def _tokenized(
-        self,
-        call: ModelCall,
-        tokenize: Callable[[], TokenBatch],
-        characters: list[int],
-        deadline: float | None,
-        patience_s: float,
+        self, call: ModelCall, tokenize: Callable[[], TokenBatch], characters: list[int], deadline: float | None
     ) -> TokenBatch:
         count = sum(characters)
         if count <= INLINE_CHARACTERS and (len(characters) == 1 or not self._pooled):
@@ -216,7 +213,7 @@ class Encoder:
             begun = time.monotonic()
             return tokenize(), time.monotonic() - begun
 
-        async with self._reading.admitted(call.lane, count, deadline, patience_s, call.caller):
+        async with self._reading.admitted(call.lane, count, deadline, call.patience_s, call.caller):
             done, took_s = await asyncio.get_running_loop().run_in_executor(self._tokenizers, timed)
         self._tokenizer_cost.observe(count, took_s)
         return done

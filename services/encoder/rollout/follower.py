@@ -211,13 +211,14 @@ class Follower:
                 latest = named.get((loading.space_id, loading.name))
                 if latest is None or not _is_same(latest, loading):
                     task.cancel()
+            if (self._versions.space_id, STABLE) in named:  # first: what is acknowledged next is saved without these
+                self._withdraw_all_but(named)
             for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
                 models = self._spaces.loaded(row)
                 if models and not self._is_served(row):
                     with _span_of(row):
                         await self._conclude(row, models, "", 0.0)
             if (self._versions.space_id, STABLE) in named:
-                self._withdraw_all_but(named)
                 await self._save()
                 if self._stable is not None:  # otherwise the first round says when it is ready
                     self._stable = named[self._versions.space_id, STABLE] or self._stable

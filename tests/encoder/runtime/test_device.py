@@ -200,7 +200,7 @@ async def test_short_texts_wait_for_no_pool_on_the_event_loop(pooled: bool, coun
     parts: Any = [None] * 4
     encoder = Encoder(*parts, Limits(queued_tokens=1024), EncoderMetrics(CollectorRegistry()), pooled=pooled)
     tokenize: Any = lambda: threading.current_thread().name  # noqa: E731
-    found = await encoder._tokenized(EncodeCall(texts=(), role="query"), tokenize, [4] * count, None, 0.0)
+    found = await encoder._tokenized(EncodeCall(texts=(), role="query"), tokenize, [4] * count, None)
     assert str(found).startswith(thread)
 
 
