@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import errors
@@ -40,14 +40,6 @@ class OracleSettings(BaseModel):
     patience_s: float = Field(
         300.0, ge=0, description="seconds that runs wait for it when it fails; 10 at most before its first answer"
     )
-
-    @model_validator(mode="after")
-    def _whole_identity(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together; give both or neither")
-        if self.cert is not None and self.ca is None:
-            raise ValueError("cert needs ca: without it the connection is plain and shows no certificate")
-        return self
 
 
 class QueueSettings(BaseModel):

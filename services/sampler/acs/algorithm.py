@@ -31,7 +31,7 @@ from aeenc.trees import EVERYTHING, Accessible
 from aeenc.values import Judgement, NodeVerdict
 
 if TYPE_CHECKING:  # and behind it gRPC
-    from aeenc.oracle import Candidate
+    from aeenc.oracle import Candidate, Task
     from aeenc.values import Answer, RunConfig, Verdict
 
 PairSign = Literal["POSITIVE", "NEGATIVE", "SKIPPED"]
@@ -444,6 +444,14 @@ class NodeRound:
         settled = step > 0 and self._said(self.known) in FINAL
         asked = [candidate for candidate in candidates if candidate.id not in self.known.pairs and not settled]
         return replace(self, candidates=candidates, asked=asked[: step or None], version=version, settled=settled)
+
+    def begun_by(self, task: Task | None) -> NodeRound:
+        """The round with what another version's task asks that an earlier worker has put before people."""
+        if task is None or task.model_version == self.version or any(c.id in self.known.pairs for c in task.candidates):
+            return self
+        asked = {candidate.id for candidate in task.candidates}
+        candidates = [*task.candidates, *(one for one in self.candidates if one.id not in asked)]
+        return replace(self, candidates=candidates, asked=task.candidates, version=task.model_version)
 
     def _said(self, known: Known) -> NodeVerdict:
         """The last verdict on the node, if the same was accessible there."""

@@ -199,8 +199,7 @@ class RunWorker:
                     await self._grow_tree(self._open_trees.get(tree.index, tree), due)
             for _, one in due:
                 await self._patiently(partial(self._oracle.grown, self._run.id, one))
-        open_trees = self._open_trees.values()
-        cut = [f"{tree.index}-{one}" for tree in open_trees for one in tree.begun & tree.cut]
+        cut = [f"{tree.index}-{one}" for tree in self._open_trees.values() for one in tree.begun & tree.cut]
         if cut:  # nobody needs them any more; a task that somebody holds is looked at again later
             await self._patiently(partial(self._oracle.withdraw, self._run.id, cut))
 
@@ -229,9 +228,8 @@ class RunWorker:
         """Works on a tree from now on. Its cut nodes stay in work that this or an earlier worker has asked."""
         cut = {one: f"{tree.index}-{one}" for one in tree.cut - tree.results.keys()}
         queries = {node_id: tree.nodes[one].text for one, node_id in cut.items()}
-        asked = await self._patiently(partial(self._oracle.asked, self._run.id, queries)) if cut else ()
-        begun = (one for one, node_id in cut.items() if node_id in asked or (tree.index, one) in self._in_work)
-        tree.begun = frozenset(begun)
+        asked = await self._patiently(partial(self._oracle.asked, self._run.id, queries)) if cut else {}
+        tree.begun = frozenset(one for one, name in cut.items() if name in asked or (tree.index, one) in self._in_work)
         self._open_trees[tree.index], self._pending[tree.index] = tree, tree.pending()
 
     def _put_to_work(self) -> list[tuple[Tree, Node]]:
@@ -261,11 +259,14 @@ class RunWorker:
         version, known = await self._patiently(lambda: self._nodes.current(self._run.id, texts))
         run = replace(self._run, current_version=version)
         found = await self._retrieval.nearest(run, queries)
+        nodes = {one.node_id: one.node.text for one in rounds}
+        begun = await self._patiently(partial(self._oracle.asked, run.id, nodes))
+        k, step = self._config.k, self._config.step
         return [
             await self._without_barred(
-                replace(one, known=states).with_nearest(nearest, self._config.k, run.version, self._config.step)
+                replace(one, known=now).with_nearest(nearest, k, run.version, step).begun_by(begun.get(one.node_id))
             )
-            for one, nearest, states in zip(rounds, found, known, strict=True)
+            for one, nearest, now in zip(rounds, found, known, strict=True)
         ]
 
     async def _without_barred(self, one: NodeRound) -> NodeRound:
@@ -331,8 +332,7 @@ class RunWorker:
         # By what is known: a run that is resumed counts its rounds anew, and may have other candidates.
         known = [sum(candidate.id in one.known.pairs for candidate in one.candidates) for one in rounds]
         wanted = [(f"{one.node_id}:{n}", len(one.asked)) for one, n in zip(rounds, known, strict=True)]
-        name = self._oracle.name
-        granted = await self._patiently(lambda: self._store.reserve(name, limit, self._run.id, wanted))
+        granted = await self._patiently(partial(self._store.reserve, self._oracle.name, limit, self._run.id, wanted))
         self._refused_by_budget |= not all(granted)
         return [one for one, may in zip(rounds, granted, strict=True) if may]
 
@@ -340,8 +340,7 @@ class RunWorker:
         """A remote oracle's answer with the premises that it adds, as far as it may; people have heard of theirs."""
         if answer.statement is None and not answer.proposed:
             return answer
-        accessible = one.tree.accessible(one.node)
-        found = await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED], accessible)
+        found = await self._retrieval.proposed(self._run, answer.proposed[:MAX_ADDED], one.tree.accessible(one.node))
         return admitted(_task(self._run, one), answer, found)
 
     async def _give_up(self, *, idle: bool) -> None:

@@ -270,10 +270,9 @@ def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:
 def highest_kept(by: NegativeFilter, best: float | None) -> float:
     """The highest score that is kept when the best accepted premise scores `best`; None: none is accepted."""
     if best is None:
-        return float("inf")
-    absolute = float("inf") if by.absolute_margin is None else best - by.absolute_margin
-    relative = float("inf") if by.relative_margin is None else best - by.relative_margin * abs(best)
-    return min(absolute, relative)
+        return math.inf
+    margins = (by.absolute_margin, None if by.relative_margin is None else by.relative_margin * abs(best))
+    return best - max((margin for margin in margins if margin is not None), default=-math.inf)
 
 
 def left_out(query: str, known: Known, config: RunConfig) -> dict[str, Reason]:

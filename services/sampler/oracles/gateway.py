@@ -185,9 +185,9 @@ class Gateway:
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""
 
-    async def asked(self, run_id: str, queries: Mapping[str, str]) -> Collection[str]:  # noqa: ARG002 -- as above
-        """Those of these nodes, given with their queries, that people were asked and the run has not recorded."""
-        return ()
+    async def asked(self, run_id: str, queries: Mapping[str, str]) -> Mapping[str, Task]:  # noqa: ARG002 -- as above
+        """What people were asked, and the run has not recorded, of these nodes, given with their queries."""
+        return {}
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""
@@ -257,7 +257,10 @@ class OracleGateway(Gateway):
         peer = {name: getattr(settings, name) for name in ("token", "ca", "cert", "key", "plain_token", "timeout_s")}
         if settings.plain_token and settings.token and settings.ca is None:
             log.warning("the token of an oracle travels without TLS (plain_token)", oracle=name, target=settings.target)
-        self._client = OracleClient(Channel(settings.target, **peer))
+        try:
+            self._client = OracleClient(Channel(settings.target, **peer))
+        except errors.InvalidArgument as error:
+            raise errors.InvalidArgument(f"oracle {name!r}: {error.message}") from None
         self._places = asyncio.Semaphore(settings.max_concurrency)
         self._breaker, self._metrics = Breaker(settings.breaker_failures), metrics
         metrics.watch(name, self._breaker)

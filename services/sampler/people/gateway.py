@@ -101,12 +101,12 @@ class PeopleGateway(Gateway):
             if not record.conflicts
         ]
 
-    async def asked(self, run_id: str, queries: Mapping[str, str]) -> set[str]:
-        """Those of these nodes, given with their queries, that people were asked and the run has not recorded."""
+    async def asked(self, run_id: str, queries: Mapping[str, str]) -> dict[str, Task]:
+        """What people were asked, and the run has not recorded, of these nodes, given with their queries."""
         ids = [one for one in await self._tasks.asking(run_id, list(queries.values())) if one]
         found = {one.task.query: one for one in (await self._tasks.read_many(run_id, ids))[0] if not one.withdrawn}
         there = {node_id: found[query] for node_id, query in queries.items() if query in found}
-        return {node_id for node_id, one in there.items() if not one.settled or one.node_id == node_id}
+        return {name: one.task for name, one in there.items() if not one.settled or one.node_id == name}
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""

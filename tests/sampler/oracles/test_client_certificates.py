@@ -11,7 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
+from aeenc import errors
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
+from services.sampler.__main__ import build
 from support.certificates import certify, needs_openssl
 from support.worlds.sampler_world import SamplerWorld, brute_force, finish, pair_set
 
@@ -50,9 +52,10 @@ async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_el
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(("cert",), "belong together"), (("ca", "key"), "belong together"), (("cert", "key"), "needs ca")],
+    [(("cert",), "belong together"), (("ca", "key"), "belong together"), (("cert", "key"), "needs TLS")],
 )
 def test_half_an_identity_stops_the_start(world: SamplerWorld, tmp_path: Path, given: tuple[str, ...], told: str):
     (tmp_path / "some.pem").write_text("")
-    with pytest.raises(ValueError, match=told):
-        world.configure(oracle=dict.fromkeys(given, str(tmp_path / "some.pem")))
+    settings = world.configure(oracle=dict.fromkeys(given, str(tmp_path / "some.pem")))
+    with pytest.raises(errors.InvalidArgument, match=f"oracle 'fake': .*{told}"):
+        build(settings)

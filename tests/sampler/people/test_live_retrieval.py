@@ -94,6 +94,34 @@ async def test_what_somebody_has_begun_or_answered_keeps_its_candidates(world: S
         await people.submit(held, [])
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_what_somebody_has_begun_keeps_its_candidates_whoever_works_on_the_run(
+    world: SamplerWorld, is_answered: bool
+):
+    queue = {"overlap": 2, "undo_s": 0.0}
+    async with at_work(world, 2, **queue) as (people, _, run_id):
+        begun = await take(people, "ann", run_id, "tree-0")
+        if is_answered:
+            await people.submit(begun, [])
+        world.index.stable = SECOND
+        await people.retrieve_again(run_id, "cid")
+        await retrieved_by(people, run_id, {"hypothesis 0": FIRST, "hypothesis 1": SECOND})
+    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        if not is_answered:
+            await people.submit(begun, [])
+        await retrieved_by(people, run_id, {"hypothesis 0": FIRST, "hypothesis 1": SECOND})
+        leases = await people.lease("bob", run_id=run_id, max_tasks=5)
+        assert sorted(one.task.query for one in leases) == ["hypothesis 0", "hypothesis 1"], "each is asked once"
+        for one in leases:
+            await people.submit(one, [])
+        await people.submit(await take(people, "ann", run_id, "tree-1"), [])
+        run = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (run.state.name, run.progress.nodes_judged) == ("SUCCEEDED", 2)
+        versions = {(pair.query, pair.provenance.model_version) async for pair in sampler.list_pairs(run_id)}
+        assert versions == {("hypothesis 0", FIRST), ("hypothesis 1", SECOND)}
+
+
 async def test_the_holder_of_a_task_may_have_it_retrieved_again(world: SamplerWorld):
     async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann", run_id, "tree-0")
