@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC
-from typing import Any, cast
+from typing import cast
 
 from aeenc import errors
 from aeenc.v1 import oracle_pb2, people_pb2, sampler_pb2, types_pb2
@@ -145,8 +145,7 @@ def _from_pair(message: types_pb2.Pair, place: str) -> Pair:
     except (OverflowError, ValueError):
         problem = f"is {origin.judged_at.seconds} s after 1970; give a time in the years 1 to 9999, or leave it out"
         raise errors.InvalidArgument.field(f"{place}.provenance.judged_at", problem) from None
-    told: dict[str, Any] = {name: getattr(message, name) for name in _OF_PAIR}
-    told |= {name: getattr(origin, name) for name in _ORIGIN}
+    told = {name: getattr(of, name) for of, names in ((message, _OF_PAIR), (origin, _ORIGIN)) for name in names}
     return Pair(**{**told, "note": origin.note[:MAX_NOTE]}, sign=sign, judged_at=judged_at)
 
 

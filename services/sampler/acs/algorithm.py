@@ -273,12 +273,6 @@ class Known:
     statements: tuple[Answer, ...] = ()
     within: str = ""
 
-    @property
-    def node_verdict(self) -> NodeVerdict:
-        """The last verdict on the node that a remote oracle has given."""
-        said = (one.node_verdict for one in reversed(self.statements) if one.node_verdict)
-        return next(said, NodeVerdict.UNSPECIFIED)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -454,8 +448,9 @@ class NodeRound:
         return replace(self, candidates=candidates, asked=task.candidates, version=task.model_version)
 
     def _said(self, known: Known) -> NodeVerdict:
-        """The last verdict on the node, if the same was accessible there."""
-        return known.node_verdict if known.within == self.within else NodeVerdict.UNSPECIFIED
+        """The last verdict on the node that a remote oracle has given, if the same was accessible there."""
+        said = [one.node_verdict for one in known.statements if one.node_verdict and known.within == self.within]
+        return said[-1] if said else NodeVerdict.UNSPECIFIED
 
     def _with_added(self, known: Known) -> list[Candidate]:
         """The candidates, and the added premises that are neither among them nor the query or an ancestor here."""

@@ -400,8 +400,8 @@ class RunWorker:
         """
         before = len(self._open_trees)
         async with self._changing:
-            while ready := [self._open_trees[index] for index, left in sorted(self._pending.items()) if not left]:
-                levels = [(tree, tree.next_level(self._config)) for tree in ready]
+            while ready := sorted(index for index, left in self._pending.items() if not left):
+                levels = [(tree, tree.next_level(self._config)) for tree in (self._open_trees[one] for one in ready)]
                 await self._write(partial(self._nodes.advance, self._run.id, self._lease.owner, levels))
                 for tree, nodes in levels:
                     finishes = not nodes and not tree.deeper

@@ -156,21 +156,17 @@ class PeopleGateway(Gateway):
                             await self._look(run_id, asking)
                     except NewerFormat as error:
                         self._leave(asking, error)
-            except errors.Unavailable as error:
-                log.warning("human queue waits for redis", queue=self.name, reason=error.message)
-                await self._pause()
-            except Exception:  # one task must not keep all others from their answers
-                log.exception("human queue failed; it tries again", queue=self.name)
-                await self._pause()
+            except Exception as error:  # one task must not keep all others from their answers
+                if isinstance(error, errors.Unavailable):
+                    log.warning("human queue waits for redis", queue=self.name, reason=error.message)
+                else:
+                    log.exception("human queue failed; it tries again", queue=self.name)
+                self._all_changed()
+                await asyncio.sleep(AWAY_PAUSE_S)
             next_look = min((one.look_at for one in self._asking.values()), default=math.inf)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._awake.wait(), max(next_look - time.monotonic(), 0.0))
             self._awake.clear()
-
-    async def _pause(self) -> None:
-        """After a failure, whatever the runs wait for may have changed."""
-        self._all_changed()
-        await asyncio.sleep(AWAY_PAUSE_S)
 
     def _all_changed(self) -> None:
         for asking in self._asking.values():
@@ -253,10 +249,9 @@ class PeopleGateway(Gateway):
     async def _look(self, run_id: str, asking: _Asking) -> None:
         """Ends the leases that are over, settles what stands, and hands out what was settled or withdrawn."""
         asking.look_at = time.monotonic() + RECHECK_S
-        changed = list(asking.changed)
-        asking.changed.clear()  # before they are read: what changes meanwhile is read again
-        for start in range(0, len(changed), READ):
-            for record in (await self._tasks.read_many(run_id, changed[start : start + READ]))[0]:
+        while names := list(itertools.islice(asking.changed, READ)):
+            asking.changed.difference_update(names)  # before they are read: what changes meanwhile is read again
+            for record in (await self._tasks.read_many(run_id, names))[0]:
                 if record.settled or record.withdrawn:
                     self._resolve(asking, record)
         over, decided, next_s = await self._tasks.due(run_id, self.settings.undo_s)

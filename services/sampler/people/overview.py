@@ -246,15 +246,12 @@ def _reports(
     """The reports on the people of the sums, by name."""
     names = sorted(sums)
     agree = agreement_of_pairs(ratings, names) if len(names) <= MAX_COMPARED else np.empty((len(names), 0))
-    said: dict[str, Counter[bool]] = defaultdict(Counter)
-    for rated in ratings:
-        for name, yes in rated.items():
-            said[name][yes] += 1
+    said = Counter(one for rated in ratings for one in rated.items())
     return tuple(
         AnnotatorReport(
             annotator=name,
             median_elapsed=timedelta(seconds=median(elapsed_s[name])),
-            refused_share=said[name][False] / said[name].total() if said[name] else math.nan,
+            refused_share=said[name, False] / given if (given := said[name, False] + said[name, True]) else math.nan,
             positive_agreement=tuple(row.tolist()),
             **sums[name],
         )

@@ -152,6 +152,7 @@ async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld):
 
 async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
+    monkeypatch.setattr("services.sampler.execution.retention.LEASE_S", 1.0)  # it may die within a look
 
     async def dies(*_) -> bool:
         return False

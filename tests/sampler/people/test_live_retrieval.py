@@ -259,7 +259,7 @@ async def test_a_live_run_follows_its_label_by_itself(world: SamplerWorld, monke
 
 
 async def test_a_run_of_a_remote_oracle_retrieves_later_nodes_by_the_new_version(world: SamplerWorld):
-    world.oracle.delay_s = 0.3
+    world.oracle.delay_s = 2.0
     async with world.sampler() as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         run = await sampler.start_run([("t", "hypothesis 3")], corpus="science", oracle="fake", k=K)
@@ -267,6 +267,7 @@ async def test_a_run_of_a_remote_oracle_retrieves_later_nodes_by_the_new_version
         world.index.stable = SECOND
         done = await people.retrieve_again(run.id, "ann")
         assert (done.model_version, done.task_ids) == (SECOND, ())
+        world.oracle.delay_s = 0.0
         await asyncio.wait_for(sampler.wait(run.id), 40)
         nodes = (await people.get_tree(run.id, "t")).nodes
         assert nodes[0].model_version == FIRST
