@@ -32,7 +32,7 @@ from services.store.files import (
     sync_directory,
     write_and_sync,
 )
-from services.store.formats import check_format
+from services.store.formats import check_format, damage_is_data_loss
 
 log = get(__name__)
 
@@ -42,7 +42,7 @@ LOCK = ".writing.lock"  # held shared by every writer; the kernel releases it wh
 REPLACING_LOCK = ".replacing.lock"  # held by the one writer that judges an artifact of the same id
 TEMPORARY, DELETED, DAMAGED = ".tmp-", ".deleted-", ".damaged-"  # directories that the next sweep removes
 NAME_BYTES = 255  # of a file's name, in every file system
-MANIFEST_BYTES_MAX = 4 * 1024 * 1024
+MANIFEST_BYTES_MAX = BLOCK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,17 @@ class FileEntry:
 
     sha256: str
     size_bytes: int
+
+
+def copied(source: IO[bytes], target: IO[bytes] | None) -> FileEntry:
+    """Reads a file to its end, into `target` if there is one. Returns what was read."""
+    digest, size = hashlib.sha256(), 0
+    while block := source.read(BLOCK_BYTES):
+        digest.update(block)
+        size += len(block)
+        if target is not None:
+            target.write(block)
+    return FileEntry(digest.hexdigest(), size)
 
 
 @dataclass(frozen=True)
@@ -424,7 +435,7 @@ def parse_manifest(data: bytes, path: Path, expected_sha256: str | None = None) 
     digest = hashlib.sha256(data).hexdigest()
     if expected_sha256 and digest != expected_sha256:
         raise errors.DataLoss(f"{path} has sha256 {digest[:12]}…, expected {expected_sha256[:12]}…; restore it")
-    try:
+    with damage_is_data_loss(path, "restore it"):
         manifest = json.loads(data)
         check_format(manifest, FORMAT_VERSION, str(path))
         artifact = Artifact(
@@ -436,8 +447,6 @@ def parse_manifest(data: bytes, path: Path, expected_sha256: str | None = None) 
             manifest_sha256=digest,
             created_at=datetime.fromisoformat(manifest["created_at"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.DataLoss(f"{path} is not a manifest ({type(error).__name__}: {error}); restore it") from error
     for name in artifact.files:
         if "/" in name or name in {"", ".", ".."}:
             raise errors.DataLoss(f"{path} names {name!r}, which is not a plain file name; it is forged")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from aeenc import errors
 
-_BLOCK_BYTES = 1024 * 1024
 LEFT_S = 3600.0  # after which what a process has begun to create, and not created, may go
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -166,8 +165,5 @@ def sync_directory(path: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

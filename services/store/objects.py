@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import random
 import threading
@@ -26,11 +25,13 @@ from typing import Any, Literal, TypeVar
 from aeenc import errors
 from services.kit.logs import get
 from services.store.artifacts import (
+    BLOCK_BYTES,
     MANIFEST,
     Artifact,
     ArtifactStore,
     FileEntry,
     Hold,
+    copied,
     parse_manifest,
     read_manifest,
     remove_directory,
@@ -51,7 +52,6 @@ T = TypeVar("T")
 
 TRIES, BACKOFF_S = 3, 0.2
 JUDGED_S = 0.01  # somebody is just finding out whether a copy may go
-BLOCK_BYTES = 4 * 1024 * 1024
 COPIES = ".copies"  # below the directory: a link to the manifest of each copy of what the bucket has, or had
 DELETING = f"{MANIFEST}.deleting"  # listed after the manifest: a listing that lacks the manifest has it
 UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
@@ -144,7 +144,7 @@ class Bucket(Documents):
 
         def upload() -> None:
             with source.open("rb") as file, self._files.open(f"{self._root}/{key}", "wb") as target:
-                if _copied(file, target) != entry:
+                if copied(file, target) != entry:
                     raise errors.DataLoss(f"{source} does not have the sha256 of its manifest; make it again")
 
         self._asked(key, upload)
@@ -159,7 +159,7 @@ class Bucket(Documents):
             opened = self._files.open(f"{self._root}/{key}", "rb", block_size=BLOCK_BYTES)
             remedy = "free space there, or lower ARTIFACTS_CACHE_BYTES"
             with full_disk_is_unavailable(f"the disk of {target}", remedy), opened as source, target.open("wb") as file:
-                got = _copied(source, file)
+                got = copied(source, file)
                 file.flush()
                 os.fsync(file.fileno())
             if got != entry:
@@ -442,16 +442,6 @@ def _unheld(path: Path) -> bool:
         fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
-
-
-def _copied(source: Any, target: Any) -> FileEntry:
-    """Copies a file and returns what was copied."""
-    digest, size = hashlib.sha256(), 0
-    while block := source.read(BLOCK_BYTES):
-        digest.update(block)
-        size += len(block)
-        target.write(block)
-    return FileEntry(digest.hexdigest(), size)
 
 
 def _written_at(info: dict[str, Any]) -> datetime:

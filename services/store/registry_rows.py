@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.formats import NewerFormat, check_format, known_fields, unknown_fields
+from services.store.formats import NewerFormat, check_format, damage_is_data_loss, known_fields, unknown_fields
 
 log = get(__name__)
 T = TypeVar("T")
 R = TypeVar("R", "CheckpointRow", "RolloutRow")
 
 FORMAT_VERSION = 1
+REMEDY = "restore Redis or write it again"
 TOGETHER = "+"  # between the versions of an ensemble
 CROSS_ENCODERS = "cross-encoder"  # stands for a space in labels; cross-encoders have none
 
@@ -83,7 +83,7 @@ class LabelRow:
     def of_hash(cls, row: dict[str, str]) -> LabelRow:
         """Reads the hash that the registry's scripts write. Raises NewerFormat or DataLoss."""
         what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
-        with _data_loss_unless_readable(what):
+        with damage_is_data_loss(f"{what} in Redis", REMEDY):
             check_format(row, FORMAT_VERSION, what)
             moved_at = datetime.fromisoformat(row["moved_at"])
             numbers = {"revision": int(row["revision"]), "share": float(row["share"]), "moved_at": moved_at}
@@ -145,7 +145,7 @@ def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any]) -> str
 
 
 def _of_json(cls: type[R], data: str, time_field: str, what: str) -> R:
-    with _data_loss_unless_readable(what):
+    with damage_is_data_loss(f"{what} in Redis", REMEDY):
         record = json.loads(data)
         named = f"{what} ({record.get('version') or record.get('instance')})"
         check_format(record, FORMAT_VERSION, named)
@@ -161,11 +161,3 @@ def _further_fields(data: str | None) -> dict[str, Any]:
     except errors.DataLoss:
         return {}
     return unknown_fields(CheckpointRow, json.loads(data))
-
-
-@contextlib.contextmanager
-def _data_loss_unless_readable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.DataLoss(f"{what} in Redis cannot be read ({error!r}); restore Redis or write it again") from error

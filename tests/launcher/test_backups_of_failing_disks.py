@@ -189,7 +189,7 @@ async def test_a_cancelled_backup_copies_nothing_more_and_leaves_nothing(
         time.sleep(0.02)
 
     replace_source(monkeypatch, f"checkpoints/{made.id}/vectors.npy", slowly)
-    monkeypatch.setattr(archive, "_BLOCK_BYTES", 16 * 1024)
+    monkeypatch.setattr(archive, "BLOCK_BYTES", 16 * 1024)
     working = asyncio.create_task(here.back_up(tmp_path / "backup.tar"))
     await until(lambda: len(reads) > 2)
     working.cancel()

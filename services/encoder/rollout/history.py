@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections import deque
@@ -16,7 +17,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.versions import LabelKey, Versions
 from services.kit.logs import get
 from services.store.files import atomic_write
-from services.store.formats import NewerFormat, check_format
+from services.store.formats import NewerFormat, check_format, damage_is_data_loss
 from services.store.registry_rows import LabelRow
 
 log = get(__name__)
@@ -154,12 +155,9 @@ def _write(path: Path, state: SavedState) -> None:
 
 def read_state(path: Path) -> SavedState | None:
     """Reads a saved state; None when there is none. Raises DataLoss for a damaged one, NewerFormat."""
-    try:
+    with damage_is_data_loss(path, "remove it and start with Redis up"), contextlib.suppress(FileNotFoundError):
         record = json.loads(path.read_bytes())
         check_format(record, FORMAT_VERSION, str(path))
         labels = [LabelRow.of_hash(row) for row in record["labels"]]
         return SavedState(dict(record["spaces"]), labels, dict(record["manifests"]))
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataLoss(f"{path} cannot be read ({error}); remove it and start with Redis up") from error
+    return None

@@ -33,6 +33,7 @@ from services.encoder.runtime.onnx_session import (
 from services.encoder.runtime.runners import EMBEDDING, PaddedRunner, PairRunner, Runner, Session, Tokens
 from services.encoder.runtime.torch_session import WEIGHTS, open_torch_session
 from services.store.artifacts import Artifact
+from services.store.formats import damage_is_data_loss
 from services.store.registry_rows import CROSS_ENCODERS
 
 MIN_COSINE = 0.999
@@ -291,20 +292,16 @@ def _computed_in_twos(runner: Runner, probes: Sequence[Tokens]) -> NDArray[np.fl
 
 
 def _read_probes(path: Path, key: str) -> list[Any]:
-    try:
+    with damage_is_data_loss(path, "publish the checkpoint again"):
         probes = list(json.loads(path.read_bytes())[key])
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise DataLoss(f"{path} cannot be read ({error!r}); publish the checkpoint again") from error
     if not probes:
         raise DataLoss(f"{path} holds no probe; publish the checkpoint again")
     return probes
 
 
 def _expected(path: Path, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    try:
+    with damage_is_data_loss(path, "publish the checkpoint again"):
         expected = np.array(map_array(path), dtype=np.float64)
-    except (ValueError, TypeError, OSError) as error:
-        raise DataLoss(f"{path} cannot be read ({error}); publish the checkpoint again") from error
     if expected.shape != shape:
         raise DataLoss(f"{path} has shape {expected.shape}, not {shape}; publish the checkpoint again")
     return expected

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from aeenc.errors import DataLoss, FailedPrecondition, FieldViolation, InvalidArgument
 from services.encoder.runtime.runners import Runner, Tokens
 from services.store.artifacts import Artifact
+from services.store.formats import damage_is_data_loss
 
 ModelType = Literal["sentence-encoder", "cross-encoder"]
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
@@ -49,7 +50,7 @@ class Description:
         if artifact.kind != "checkpoint" or missing:
             lacks = ", ".join(missing) or "kind"
             raise DataLoss(f"{artifact.path} is not a checkpoint (missing {lacks}); publish it again")
-        try:
+        with damage_is_data_loss(artifact.path, "publish it again"):
             return cls(
                 version=artifact.id,
                 manifest_sha256=artifact.manifest_sha256,
@@ -62,8 +63,6 @@ class Description:
                 int8_passed=bool(meta.get("int8", {}).get("passed", False)),
                 premise_precision=of_premises if meta.get("pretrained") else FLOAT32,
             )
-        except (TypeError, ValueError, AttributeError) as error:
-            raise DataLoss(f"{artifact.path} has a manifest with wrong values ({error}); publish it again") from error
 
     @property
     def text_spec(self) -> dict[str, int | str]:

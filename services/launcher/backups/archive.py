@@ -22,13 +22,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from aeenc import errors
-from services.store.artifacts import FileEntry
+from services.store.artifacts import BLOCK_BYTES, FileEntry, copied
 from services.store.files import make_directory, sync_directory
-from services.store.formats import check_format
+from services.store.formats import check_format, damage_is_data_loss
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-_BLOCK_BYTES = 1024 * 1024
 
 
 class BackupWriter:
@@ -153,17 +152,12 @@ class Backup:
 
     def copy(self, name: str, target: IO[bytes] | None = None) -> None:
         """Reads a file, into `target` if there is one. Raises DataLoss, naming it, unless it is as it was written."""
-        wanted, digest, size = self.files[name], hashlib.sha256(), 0
         try:
             with self._open(name) as file:
-                while block := file.read(_BLOCK_BYTES):
-                    size += len(block)
-                    digest.update(block)
-                    if target is not None:
-                        target.write(block)
+                found = copied(file, target)
         except (OSError, KeyError, tarfile.TarError) as error:
             raise errors.DataLoss(f"{self.source}/{name} cannot be read ({error}); take another backup") from error
-        if (digest.hexdigest(), size) != (wanted.sha256, wanted.size_bytes):
+        if found != self.files[name]:
             raise errors.DataLoss(f"{self.source}/{name} does not have the sha256 of the manifest; take another backup")
 
     def read(self, name: str) -> bytes:
@@ -195,7 +189,7 @@ class _Measured:
         self.digest = hashlib.sha256()
         self.error: OSError | None = None
 
-    def read(self, size: int = _BLOCK_BYTES, /) -> bytes:
+    def read(self, size: int = BLOCK_BYTES, /) -> bytes:
         if self._stopped.is_set():
             raise errors.Cancelled("the backup was stopped; make it again")
         wanted, data = min(self._left, size), b""
@@ -215,13 +209,11 @@ def _digest_of(record: Mapping[str, Any]) -> str:
 
 
 def _parsed(data: bytes, name: str) -> dict[str, Any]:
-    try:
+    with damage_is_data_loss(name, "take another backup"):
         record: dict[str, Any] = json.loads(data)
         check_format(record, FORMAT_VERSION, name)
         said = record.pop("sha256")
         record["files"], record["corpora"], record["checkpoints"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.DataLoss(f"{name} cannot be read ({error!r}); take another backup") from error
     if said != _digest_of(record):
         raise errors.DataLoss(f"{name} does not have its own sha256; take another backup")
     return record

@@ -27,6 +27,7 @@ from services.launcher.backups.store_files import ARTIFACTS, CHECKPOINTS, GENERA
 from services.launcher.fleet import RESTORING
 from services.store.artifacts import MANIFEST, ArtifactStore
 from services.store.files import make_directory, sync_directory
+from services.store.formats import damage_is_data_loss
 
 REPLACED = ".before-restore-"
 
@@ -136,10 +137,8 @@ def _active(backup: Backup) -> dict[str, str]:
 
 
 def _keys(backup: Backup) -> Iterator[Key]:
-    try:
+    with damage_is_data_loss(f"{backup.source}/{KEYS}", "take another backup"):
         yield from map(Key.of_line, backup.read(KEYS).splitlines())
-    except (ValueError, KeyError, TypeError) as error:
-        raise errors.DataLoss(f"{backup.source}/{KEYS} cannot be read ({error!r}); take another backup") from error
 
 
 def summary(backup: Backup) -> dict[str, object]:

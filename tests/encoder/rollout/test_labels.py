@@ -297,6 +297,30 @@ async def test_an_emptied_registry_takes_nothing_away_and_a_refilled_one_is_foll
         await until(lambda: server.readiness.state == "SERVING")
 
 
+async def test_a_label_that_was_deleted_before_a_move_is_not_kept_once_that_move_is_acknowledged(
+    serve, tuned, registry, tmp_path, monkeypatch
+) -> None:
+    labels, acknowledge, both_done, kept = Registry.labels, Registry.acknowledge, asyncio.Event(), []
+
+    async def read(self, *arguments, **options):
+        await both_done.wait()
+        return await labels(self, *arguments, **options)
+
+    async def acknowledged(self, *arguments):
+        kept.append({row.name for row in history.read_state(tmp_path / "state" / history.FILE).labels})
+        await acknowledge(self, *arguments)
+
+    await registry.set_label(TINY_SPACE, "run-1", tuned[0].version)
+    async with serve(poll_s=30):
+        monkeypatch.setattr(Registry, "labels", read)
+        monkeypatch.setattr(Registry, "acknowledge", acknowledged)
+        await registry.delete_label(TINY_SPACE, "run-1")
+        row = await registry.set_label(TINY_SPACE, "trial", tuned[0].version)
+        both_done.set()
+        assert (await registry.await_rollout(row, 20))[0].ok
+    assert kept[0] == {"stable", "trial"}
+
+
 async def test_a_lost_acknowledgement_is_said_again(serve, tuned, registry, monkeypatch) -> None:
     original, failures = Registry.acknowledge, []
 
