@@ -2,8 +2,19 @@
 
 from collections.abc import Iterable
 
-from aeenc.values import RunConfig
-from services.sampler.acs.algorithm import AcceptedPremise, Amendment, Growth, Node, Result, Tree
+from aeenc.oracle import Candidate, Task
+from aeenc.values import Judgement, RunConfig, Verdict
+from services.sampler.acs.algorithm import (
+    AcceptedPremise,
+    Amendment,
+    Growth,
+    Known,
+    Node,
+    NodeRound,
+    Result,
+    Tree,
+    known_by,
+)
 
 DEEP = RunConfig(max_depth=8)
 
@@ -94,3 +105,18 @@ def test_what_is_taken_back_cuts_what_hangs_on_nothing_else_until_it_is_accepted
     assert (tree.pending(), tree.next_level(rules)) == ([], [])
     tree.depth = 3
     assert [node.text for node in tree.pending()] == ["text c"]
+
+
+def test_a_round_goes_on_with_what_another_version_asks_of_people_unless_that_was_answered():
+    tree, other = Tree(0, "h", [Node(0, "q")]), Candidate("p3", "t3", 1, 0.5)
+    found = [Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)]
+    here = NodeRound(tree, tree.nodes[0]).with_nearest(found, 2, "version-2")
+    task = Task("a", "run", "q", (), (), (other, found[1]), "version-1")
+    begun = here.begun_by(task)
+    assert ([one.id for one in begun.asked], begun.version) == (["p3", "p2"], "version-1")
+    assert [one.id for one in begun.candidates] == ["p3", "p2", "p1"]
+    assert here.begun_by(None) is here
+    assert here.begun_by(Task("a", "run", "q", (), (), (other,), "version-2")) is here
+    answered = Known({"p3": known_by(Verdict(premise_id="p3", judgement=Judgement.EXPLAINS), other)})
+    later = NodeRound(tree, tree.nodes[0], answered).with_nearest(found, 2, "version-2")
+    assert later.begun_by(task) is later, "a round before has asked it"
