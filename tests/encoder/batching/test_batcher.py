@@ -226,6 +226,8 @@ async def test_threads_that_never_come_back_are_replaced_a_bounded_number_of_tim
         with pytest.raises(Unavailable, match=r"did not come back|every worker hangs"):
             await asyncio.wait_for(setup.encode(number, ENDLESS), 5)
     assert encode_threads() == before + 2
+    monkeypatch.setattr(batcher, "WATCH_S", 60)
+    await asyncio.sleep(0.1)  # nobody looks after the threads from now on
     with pytest.raises(Unavailable, match="every worker hangs"):
         await asyncio.wait_for(setup.encode(1), 5)
     setup.runner.release.set()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aeenc import errors
+from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
@@ -105,6 +106,26 @@ async def test_a_space_whose_premise_encoder_is_bad_is_refused_as_a_whole_and_th
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         await until(lambda: server.readiness.state == "DEGRADED")
         assert f"space {OTHER} is not served" in server.readiness.reason
+
+
+async def test_a_bad_premise_encoder_is_loaded_once_however_many_labels_need_it(
+    serve, other, registry, monkeypatch
+) -> None:
+    premise, query = other
+    path = premise.artifact.path / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-100])
+    begun, load = [], CandidateLoader.load
+
+    async def counted(self, space_id, version, *arguments):
+        begun.append(version)
+        return await load(self, space_id, version, *arguments)
+
+    monkeypatch.setattr(CandidateLoader, "load", counted)
+    async with serve(poll_s=30):
+        for label in ("one", "two"):
+            row = await registry.set_label(OTHER, label, query.version)
+            assert not (await registry.await_rollout(row, 20))[0].ok
+    assert begun.count(premise.version) == 1
 
 
 async def test_a_restart_without_redis_serves_all_spaces_again(serve, other, registry, tmp_path) -> None:
