@@ -98,7 +98,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             service=to_service_info(self._server, self._jobs.limits),
             default_space_id=self._models.space_id,
             device=self._device.name,
-            active_job=self._jobs.active_job,
+            active_job=self._jobs.runner.active_job,
         )
 
 
@@ -149,22 +149,14 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
         return registry_pb2.DeleteLabelResponse()
 
     async def Rollback(self, request: registry_pb2.RollbackRequest, context: Any) -> registry_pb2.RollbackResponse:
-        wait_s = convert.seconds(request.wait)
-        if request.corpus:
-            publication = await self._publishing.rollback_corpus(
-                request.corpus,
-                expected_revision=convert.revision(request),
-                wait_s=wait_s,
-                request_id=request.request_id,
-            )
-        else:
-            publication = await self._publishing.rollback(
-                request.label,
-                request.space_id,
-                expected_revision=convert.revision(request),
-                wait_s=wait_s,
-                request_id=request.request_id,
-            )
+        publication = await self._publishing.rollback(
+            request.label,
+            request.space_id,
+            corpus=request.corpus,
+            expected_revision=convert.revision(request),
+            wait_s=convert.seconds(request.wait),
+            request_id=request.request_id,
+        )
         return registry_pb2.RollbackResponse(**convert.to_publication(publication))
 
     async def ListLabels(

@@ -21,7 +21,6 @@ from aeenc.encoder import EncoderClient
 from aeenc.evaluation import UNRANKED
 from aeenc.index import IndexClient
 from aeenc.trees import EVERYTHING
-from services.corpus.active import read_active
 from services.corpus.generation import Generation, open_generation
 from services.kit.concurrency import run_in_thread
 from services.kit.limits import Limits, check_count, check_texts
@@ -35,8 +34,9 @@ from services.trainer.evaluation.protocol import (
     merge_queries,
     ranks_of,
 )
+from services.trainer.evaluation.ranking import ranks_in
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, TreeLevel, tree_level
-from services.trainer.registry.checkpoints import is_cross_encoder
+from services.trainer.registry.checkpoints import active_generation, is_cross_encoder
 
 CHUNK = 240  # as many vectors of 4,096 values fit an answer
 DEPTH = 1000  # premises of an index ranking; those beyond count as not retrieved
@@ -228,11 +228,7 @@ class Evaluator:
     async def _generation(self, corpus: str, generation: str) -> Generation:
         if not corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
-        if not generation:
-            active = await run_in_thread(read_active, self._store, corpus)
-            if active is None:
-                raise errors.NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
-            generation = active
+        generation = generation or await run_in_thread(active_generation, self._store, corpus)
         return await run_in_thread(self._open, corpus, generation)
 
     async def close(self) -> None:
@@ -364,20 +360,18 @@ class IndexRanks:
 
 
 def _ranks(found: Sequence[Sequence[Hit]], opened: Generation, gold: Sequence[NDArray[np.int64]]) -> list[Ranks]:
-    ranks = []
-    for hits, mine in zip(found, gold, strict=True):
-        at = {hit.id: rank for rank, hit in enumerate(hits, start=1)}
-        ids = [opened.premises[ordinal].id for ordinal in mine.tolist()]
-        ranks.append(np.array([at.get(one, UNRANKED) for one in ids], dtype=np.int64))
-    return ranks
+    return [ranks_in(mine, _ordinals(hits, opened), UNRANKED) for hits, mine in zip(found, gold, strict=True)]
 
 
 def _scored(found: Sequence[Sequence[Hit]], opened: Generation, *, by_rank: bool) -> list[RankedPremises]:
-    ordinals = opened.ordinal_by_id
     return [
         RankedPremises(
-            np.array([ordinals[hit.id] for hit in hits], dtype=np.int32),
+            _ordinals(hits, opened).astype(np.int32),
             -np.arange(len(hits), dtype=np.float64) if by_rank else np.array([hit.score for hit in hits]),
         )
         for hits in found
     ]
+
+
+def _ordinals(hits: Sequence[Hit], opened: Generation) -> NDArray[np.int64]:
+    return np.array([opened.ordinal_by_id[hit.id] for hit in hits], dtype=np.int64)

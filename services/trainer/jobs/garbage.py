@@ -15,7 +15,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from services.trainer.registry.tandems import Tandems
 log = get(__name__)
 
 ROUND_S = 60.0
+BUSY = "another trainer is collecting garbage"
 LEASE_S = 10.0  # renewed while a trainer collects; a killed one is followed within this time
 UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deployment may write here by mistake
 KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
@@ -189,7 +190,7 @@ class Collection:
         if dry_run:
             garbage = [one async for one in self._garbage()]
         else:
-            async with self._turn() as may_go_on:
+            async with self._one, self._leases.turn(self._lease, LEASE_S, BUSY) as may_go_on:
                 garbage = [one async for one in self._garbage() if await may_go_on() and await self._remove(one)]
                 await self._deletion.finish()
         answer = json.dumps([asdict(one) for one in garbage])
@@ -211,13 +212,6 @@ class Collection:
                 await self._holds.release(job_id)
             if await self._store.state(job_id) in LIVE:  # perhaps resumed meanwhile
                 await self._holds.hold(job_id, *held)
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Keeps other trainers from collecting during the block. Raises Unavailable while one does."""
-        busy = "another trainer is collecting garbage"
-        async with self._one, self._leases.turn(self._lease, LEASE_S, busy) as may_go_on:
-            yield may_go_on
 
     async def _garbage(self) -> AsyncIterator[Garbage]:
         keep = self._retention

@@ -83,14 +83,9 @@ class DataSets:
                 continue
             if not split:
                 raise InvalidArgument.field("config.split", f"is empty; data set {name!r} has several splits")
-            if split not in (splits := self._splits(name)):
+            splits = AnswerDataset.splits_in(path) if name in self._analogy else splits_in(path)
+            if split not in splits:
                 raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
-
-    def _splits(self, name: str) -> tuple[str, ...]:
-        path = self._paths[name]
-        if name in self._analogy:
-            return AnswerDataset.splits_in(path)
-        return splits_in(path)
 
     def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
         """Reads all pairs of data sets, in their order, and the texts that stand only in trees of other splits.

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from aeenc import errors
 from aeenc.trees import EVERYTHING
-from services.corpus.active import read_active
 from services.corpus.generation import open_generation
 from services.corpus.holds import GenerationHolds
 from services.kit.limits import Limits, check_texts
@@ -25,7 +24,7 @@ from services.trainer.jobs.losses import LOSSES, OPTIONS, LossSpec, dotted_name,
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.store import JobStore
-from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
+from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints, active_generation
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "epochs": (0, 100),
@@ -57,7 +56,7 @@ class TrainingJobs:
     ) -> None:
         """`losses` are those of the operator's settings: dotted names of formulas by the name that jobs use."""
         self.store, self._checkpoints, self._holds = store, checkpoints, holds
-        self._pairs, self._data_sets, self._runner = pairs, data_sets, runner
+        self._pairs, self._data_sets, self.runner = pairs, data_sets, runner
         self.limits, self._losses = limits, losses
 
     async def start(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> Job:
@@ -86,7 +85,7 @@ class TrainingJobs:
         stored = await self.store.get(await self.store.create(job, validation))
         if stored.id == job.id:
             await self._holds.hold(job.id, config.corpus, generation)
-        self._runner.wake()
+        self.runner.wake()
         return _same(stored, config, fingerprint)
 
     async def _resolve(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> tuple[str, str]:
@@ -95,9 +94,7 @@ class TrainingJobs:
         Raises InvalidArgument for a gold premise that the generation lacks.
         """
         store = self._checkpoints.store
-        generation = await asyncio.to_thread(read_active, store, config.corpus)
-        if generation is None:
-            raise errors.NotFound(f"there is no corpus {config.corpus!r}; build it and activate a generation")
+        generation = await asyncio.to_thread(active_generation, store, config.corpus)
         opened = await asyncio.to_thread(open_generation, store, config.corpus, generation)
         base_version = config.base_version or opened.premise_version
         for version in filter(None, (base_version, config.guide_version)):
@@ -173,7 +170,7 @@ class TrainingJobs:
         job = await self.store.get(job_id)
         if answer != "OK":
             raise errors.FailedPrecondition(f"job {job_id} has ended ({answer}); there is nothing to cancel")
-        await self._runner.drop(job_id)
+        await self.runner.drop(job_id)
         await self._holds.release(job_id)
         return job
 
@@ -191,13 +188,8 @@ class TrainingJobs:
             raise errors.FailedPrecondition(f"job {job_id} has succeeded; start a new job")
         job = await self.store.get(job_id)
         await self._holds.hold(job_id, job.config.corpus, job.generation)
-        self._runner.wake()
+        self.runner.wake()
         return job
-
-    @property
-    def active_job(self) -> str:
-        """The job that this process works on; empty for none."""
-        return self._runner.active_job
 
 
 def _check_options(config: JobConfig, loss: LossSpec) -> None:

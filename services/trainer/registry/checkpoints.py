@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
+from services.corpus.active import read_active
 from services.kit.concurrency import run_in_thread
 from services.kit.convert import page_newest_first
 from services.kit.logs import get
@@ -110,6 +111,13 @@ class Checkpoints:
             return metrics
 
         return await asyncio.to_thread(read)
+
+
+def active_generation(store: ArtifactStore, corpus: str) -> str:
+    """Reads the id of the generation that a corpus serves. Raises NotFound."""
+    if (generation := read_active(store, corpus)) is None:
+        raise NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
+    return generation
 
 
 async def is_intact(store: ArtifactStore, version: str) -> bool:

@@ -194,13 +194,22 @@ class Publisher:
         await self._tandems.close(place, name, request)
 
     async def rollback(
-        self, label: str, space_id: str, *, expected_revision: int | None, wait_s: float, request_id: str = ""
+        self,
+        label: str,
+        space_id: str,
+        *,
+        corpus: str = "",
+        expected_revision: int | None = None,
+        wait_s: float = 0.0,
+        request_id: str = "",
     ) -> Publication:
-        """Points a label back at its previous version. A repeated `request_id` goes back once.
+        """Points a label back at its previous version, or takes a corpus's tandem back; a request does it once.
 
         Raises FailedPrecondition where the label stands in several spaces and none is named, unless corpora serve one
         of them and no revision is expected: a revision belongs to one space.
         """
+        if corpus:
+            return await self._rollback_corpus(corpus, expected_revision, wait_s, request_id)
         name = _movable(label or STABLE)
         asked = {"label": name, "space_id": space_id, "expected_revision": expected_revision}
         request = Request(request_id, "Rollback", asked)
@@ -217,8 +226,8 @@ class Publisher:
         log.info("rolled back", label=name, version=moved.version, revision=moved.revision)
         return await self._followed(moved, wait_s)
 
-    async def rollback_corpus(
-        self, corpus: str, *, expected_revision: int | None, wait_s: float, request_id: str
+    async def _rollback_corpus(
+        self, corpus: str, expected_revision: int | None, wait_s: float, request_id: str
     ) -> Publication:
         """Activates what the corpus served before its tandem was published, encoders and generation together.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -161,8 +160,14 @@ class TandemPublisher:
             await self._registry.delete_label(space_id, label, request=request)
 
     async def served_spaces(self) -> set[str]:
-        """The spaces that corpora serve. Raises what the index raises."""
-        return served_spaces([one async for one in self._index.list_corpora()])
+        """The spaces that index processes serve, those included that have not followed the last activation yet.
+
+        Raises what the index raises.
+        """
+        spaces: set[str] = set()
+        async for found in self._index.list_corpora():
+            spaces |= {found.active.space_id, *(each.space_id for each in found.replicas)}
+        return spaces
 
     async def _check_unmoved(self, space_id: str, revision: int) -> None:
         """Raises Aborted unless `stable` of a space is at a revision; 0 for no label."""
@@ -273,9 +278,3 @@ class TandemPublisher:
                 f"{tandem.generation}",
                 reason="OTHER_PREMISES",
             )
-
-
-def served_spaces(corpora: Sequence[CorpusInfo]) -> set[str]:
-    """The spaces that index processes serve, those included that have not followed the last activation yet."""
-    replicas = (each.space_id for found in corpora for each in found.replicas)
-    return {*(found.active.space_id for found in corpora), *replicas}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,25 +36,15 @@ class QueryEncoder(PooledTransformer):
         return self.pool(hidden.float(), attention_mask, normalize=normalize)
 
 
-class TrainableModel(Protocol):
-    """A module that a job trains; a checkpoint keeps the weights of its `transformer`."""
-
-    @property
-    def transformer(self) -> nn.Module:
-        """The part whose weights are kept."""
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All parameters that training moves."""
-
-
-ModelT = TypeVar("ModelT", bound=TrainableModel)
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Encoders(Generic[ModelT]):
     """The models that a job trains: query encoders or, in mode CROSS_ENCODER, one scorer of pairs as `query`.
 
-    `premise` is None while premises are frozen, and the query encoder itself in mode SIAMESE.
+    A checkpoint keeps the weights of their `transformer`. `premise` is None while premises are frozen, and the query
+    encoder itself in mode SIAMESE.
     """
 
     query: ModelT

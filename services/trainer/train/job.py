@@ -21,7 +21,6 @@ from typing import Any
 
 from tensorboardX import RecordWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.summary import scalar, text
 
 from services.kit.logs import get
@@ -133,7 +132,6 @@ def _meta(
     plan, base = inputs.plan, inputs.base
     recipe = {name: value for name, value in asdict(plan.config).items() if name not in _ELSEWHERE}
     return {
-        "pretrained": False,
         "base_version": base.id,
         "job_id": plan.job_id,
         "validation_map": after.strict.map if plan.holds_back and after else state.best_map,
@@ -227,19 +225,21 @@ class Curves:
     def __init__(self, plan: TrainingPlan, *, validated: bool) -> None:
         self._plan, self._validated = plan, validated
         directory = plan.means.tensorboard_dir
-        self._directory = Path(directory) / plan.job_id if directory else None
+        self._run = Path(directory) / plan.job_id if directory else None
         self._writer: RecordWriter | None = None
         self._epochs = 0
 
     def add(self, step: Step) -> None:
         """Adds what is new in a step; durable when it returns. Never raises for a disk's sake."""
-        if self._directory is None:
+        if self._run is None:
             return
         try:
-            self._add(self._writer or self._begin(self._directory, step), step)
+            self._writer = self._writer or self._opened(self._run, step.state.steps_done)
+            self._add(step)
+            self._writer.flush()
         except OSError as error:
-            log.warning("TensorBoard events stop", directory=str(self._directory), reason=str(error))
-            self._directory = None
+            log.warning("TensorBoard events stop", directory=str(self._run), reason=str(error))
+            self._run = None
             self.close()
 
     def close(self) -> None:
@@ -249,36 +249,31 @@ class Curves:
                 self._writer.close()
         self._writer = None
 
-    def _begin(self, directory: Path, step: Step) -> RecordWriter:
-        """Opens a file that holds from the current step on. It repeats the last epoch's MAP, not its loss."""
-        directory.mkdir(parents=True, exist_ok=True)
-        first, now = step.state.steps_done, time.time()
+    def _opened(self, run: Path, first: int) -> RecordWriter:
+        """Opens a file that holds from step `first` on. It repeats the last epoch's MAP, not its loss."""
+        run.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files of such names in order; the number separates attempts within one second.
-        attempt = f"{int(now):010}.{socket.gethostname()}.{len(list(directory.iterdir()))}"
-        self._writer = RecordWriter(str(directory / f"events.out.tfevents.{attempt}"))
-        for event in (
-            Event(wall_time=now, step=first, file_version=FILE_VERSION),
-            Event(wall_time=now, step=first, session_log=SessionLog(status=SessionLog.START)),
-        ):
-            self._writer.write(event.SerializeToString())
+        attempt = f"{int(time.time()):010}.{socket.gethostname()}.{len(list(run.iterdir()))}"
+        self._writer = RecordWriter(str(run / f"events.out.tfevents.{attempt}"))
+        self._write(first, file_version=FILE_VERSION)
+        self._write(first, session_log=SessionLog(status=SessionLog.START))
         if first == 0:
-            self._write(self._writer, text(CONFIGURATION, _configuration(self._plan)), 0)
+            self._write(0, summary=text(CONFIGURATION, _configuration(self._plan)))
         return self._writer
 
-    def _add(self, writer: RecordWriter, step: Step) -> None:
+    def _add(self, step: Step) -> None:
         state = step.state
         if state.epochs_done > self._epochs and self._validated:
             self._epochs = state.epochs_done
-            self._write(writer, scalar(VALIDATION, state.validation_map), state.steps_done)
+            self._write(state.steps_done, summary=scalar(VALIDATION, state.validation_map))
         if step.phase == "training":
             rate = self._plan.config.learning_rate * schedule(step.steps_done - 1, step.steps)
-            self._write(writer, scalar(LOSS, step.loss), step.steps_done)
-            self._write(writer, scalar(RATE, rate), step.steps_done)
-        writer.flush()
+            self._write(step.steps_done, summary=scalar(LOSS, step.loss))
+            self._write(step.steps_done, summary=scalar(RATE, rate))
 
-    @staticmethod
-    def _write(writer: RecordWriter, summary: Summary, step: int) -> None:
-        writer.write(Event(wall_time=time.time(), step=step, summary=summary).SerializeToString())
+    def _write(self, step: int, **content: Any) -> None:
+        assert self._writer is not None
+        self._writer.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
 
 
 def _configuration(plan: TrainingPlan) -> str:

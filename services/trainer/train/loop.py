@@ -42,7 +42,6 @@ from services.trainer.train.ranks import Rank
 log = get(__name__)
 
 FORMAT_VERSION = 1
-FILE = EPOCH_STATE
 BEST, BEST_PREMISES = "best", "best_premises"  # before the names of the best epoch's weights; the second in mode DUAL
 HASH = "sha256"  # of the tensors and of the other metadata, beside them
 WEIGHT_DECAY = 0.01
@@ -269,7 +268,7 @@ def save_state(
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in {**tensors, **best}.items()}
     metadata = {"format_version": str(FORMAT_VERSION), "standing": json.dumps(asdict(state))}
     # Through bytes: the library's writer hides a full disk behind its own error class.
-    atomic_write(directory / FILE, save(plain, {**metadata, HASH: _hash(plain, metadata)}))
+    atomic_write(directory / EPOCH_STATE, save(plain, {**metadata, HASH: _hash(plain, metadata)}))
 
 
 def load_state(
@@ -280,7 +279,7 @@ def load_state(
     Fresh ones if nothing is stored, or something damaged: the job begins again. Raises NewerFormat for a state of a
     newer release, whose hash may be another.
     """
-    tensors, metadata = _sound(directory / FILE)
+    tensors, metadata = _sound(directory / EPOCH_STATE)
     if not tensors:
         return TrainingState(), {}
     parameters = dict(learner.named_parameters())
@@ -300,7 +299,7 @@ def load_state(
 
 def best_weights(directory: Path, part: str = BEST) -> dict[str, Tensor]:
     """Reads the weights of the best epoch from a job's directory."""
-    with safe_open(directory / FILE, framework="pt") as file:
+    with safe_open(directory / EPOCH_STATE, framework="pt") as file:
         names = [name for name in file.keys() if name.startswith(f"{part}/")]  # noqa: SIM118 - not a mapping
         return {name.removeprefix(f"{part}/"): file.get_tensor(name) for name in names}
 

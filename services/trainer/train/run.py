@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
-from services.corpus.active import read_active
+from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.corpus.generation import open_generation
 from services.store.artifacts import ArtifactStore
 from services.store.objects import open_store
@@ -26,7 +25,7 @@ from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import Over, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.training_set import JudgedPair
-from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.checkpoints import Checkpoints, active_generation
 from services.trainer.settings import TrainerSettings
 from services.trainer.train.job import run_job
 from services.trainer.train.losses import Formula
@@ -58,9 +57,7 @@ def run(
     if config.mode != "SINGLE":
         raise InvalidArgument(f"mode is {config.mode}, whose generation only a trainer builds; give SINGLE")
     store = open_store(own.artifacts_dir, own.artifacts_url, own.artifacts_cache_bytes)
-    active = read_active(store, corpus)
-    if active is None:
-        raise NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
+    active = active_generation(store, corpus)
     base = config.base_version or open_generation(store, corpus, active).premise_version
     plan = TrainingPlan(
         "",

@@ -32,7 +32,7 @@ from services.trainer.train.export import checkpoint as export
 from services.trainer.train.export.exported import PROBES
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import FILE, Diverged, best_weights
+from services.trainer.train.loop import EPOCH_STATE, Diverged, best_weights
 from services.trainer.train.ranks import Rank
 from support.models.forks import Fork
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
@@ -385,14 +385,14 @@ def test_a_job_whose_kept_state_is_damaged_begins_again_and_says_so(
     files = make_job(epochs=2)
     with killed_after(1):
         trained(files)
-    damaged = bytearray((files.directory / FILE).read_bytes())
+    damaged = bytearray((files.directory / EPOCH_STATE).read_bytes())
     damaged[-5] ^= 1
-    (files.directory / FILE).write_bytes(damaged)
+    (files.directory / EPOCH_STATE).write_bytes(damaged)
     kept = trained(files)
     assert all(np.array_equal(kept[key], weights) for key, weights in plain.items())
     said = "".join(capfd.readouterr())
     assert "a job's state is damaged; it begins again from its first epoch" in said
-    assert str(files.directory / FILE) in said
+    assert str(files.directory / EPOCH_STATE) in said
 
 
 def test_a_state_of_the_next_minor_release_is_gone_on_from(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
@@ -424,10 +424,10 @@ def test_a_state_of_the_next_major_release_is_never_taken_for_damaged_though_its
 ):
     files = make_job(epochs=2)
     newer = save({"weights/all": torch.zeros(1)}, {"format_version": "99", "sha256": "made another way"})
-    (files.directory / FILE).write_bytes(newer)
+    (files.directory / EPOCH_STATE).write_bytes(newer)
     with pytest.raises(NewerFormat, match=r"epoch.safetensors has format_version 99.*; update this service"):
         trained(files)
-    assert (files.directory / FILE).read_bytes() == newer
+    assert (files.directory / EPOCH_STATE).read_bytes() == newer
 
 
 @pytest.mark.parametrize("what", ["generation", "checkpoint"])

@@ -62,21 +62,12 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     """
     directory = Path(request["directory"])
     model = load_cross_encoder(directory, request["base_model"])
-    meta = {
-        "pretrained": False,
-        "base_version": "",
-        "job_id": "",
-        "validation_map": 0.0,
-        "lineage": {
-            "base_model": request["base_model"],
-            # The checkpoint has its weights only in the ONNX file.
-            "weights_sha256": sha256_of(directory / "model.safetensors"),
-        },
-    }
+    # The checkpoint has its weights only in the ONNX file.
+    weights_sha256 = sha256_of(directory / "model.safetensors")
+    meta = {"lineage": {"base_model": request["base_model"], "weights_sha256": weights_sha256}}
     config = (directory / "config.json").read_text(encoding="utf-8")
-    return write_checkpoint(
-        store, exported_cross_encoder(PairScorer(model), pair_batches(directory, model), config), meta
-    ).id
+    exported = exported_cross_encoder(PairScorer(model), pair_batches(directory, model), config)
+    return write_checkpoint(store, exported, meta).id
 
 
 def exported_cross_encoder(scorer: PairScorer, batches: Batches, config: str) -> ExportedModel:

@@ -19,6 +19,8 @@ from services.trainer.train.export.exported import PROBES, ExportedModel, Output
 from services.trainer.train.export.quantization import Int8Trial, add_fp16, add_int8
 
 MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, of outputs up to 1; relative beyond
+# The meta of a model that no job has trained.
+NOTHING_LEARNED = {"pretrained": False, "base_version": "", "job_id": "", "validation_map": 0.0}
 PADDED = 3  # items of the batch that is compared, too
 
 
@@ -46,7 +48,7 @@ def write_checkpoint(
         np.save(writer.path / "probes.npy", outputs, allow_pickle=False)
         if metrics is not None:
             (writer.path / "metrics.json").write_text(json.dumps(metrics))
-        whole = {**model.meta, **meta}
+        whole = {**NOTHING_LEARNED, **model.meta, **meta}
         if "space_id" not in whole:
             whole["space_id"] = space_id_of(writer.path, SpaceSpec.of_meta(model.meta))
         if trial is not None:
@@ -75,27 +77,15 @@ def _checked_outputs(path: Path, model: ExportedModel) -> Outputs:
 
 def spec_of(directory: Path, request: Mapping[str, Any]) -> SpaceSpec:
     """Reads the spec of a base model, as a request to export it asks for."""
-    return SpaceSpec.of(
-        directory,
-        max_tokens=request["max_tokens"],
-        query_prefix=request["query_prefix"],
-        premise_prefix=request["premise_prefix"],
-        pooling=request.get("pooling", ""),
-        premise_precision=request.get("premise_precision", "float32"),
-    )
+    names = ("max_tokens", "query_prefix", "premise_prefix", "pooling", "premise_precision")
+    return SpaceSpec.of(directory, **{name: request[name] for name in names if name in request})
 
 
 def write_pretrained(store: ArtifactStore, model: ExportedModel, request: Mapping[str, Any]) -> str:
     """Commits a base model, the premise encoder of its space and the first query encoder; returns its version."""
     directory, spec = Path(request["directory"]), SpaceSpec.of_meta(model.meta)
-    meta = {
-        "space_id": space_id_of(directory, spec),
-        "pretrained": True,
-        "base_version": "",
-        "job_id": "",
-        "validation_map": 0.0,
-        "lineage": {"base_model": request["base_model"]},
-    }
+    lineage = {"base_model": request["base_model"]}
+    meta = {"space_id": space_id_of(directory, spec), "pretrained": True, "lineage": lineage}
     trial = Int8Trial(PROBES, of_premises=True) if spec.premise_precision == "int8" else None
     return write_checkpoint(store, model, meta, trial=trial, fp16=request.get("fp16", False)).id
 
