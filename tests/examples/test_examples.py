@@ -312,3 +312,17 @@ def test_a_data_set_is_checked_its_facts_listed_for_a_prover_and_what_that_built
     assert sum(int(shown.split()[-2]) for name, shown in told.items() if name.startswith("MAP")) == 294
     assert told["leaves"].startswith("P ")
     assert "steps" in told
+
+
+def test_trees_of_one_step_have_the_facts_that_are_leaves(tmp_path: Path):
+    sample, out = EXAMPLES.parent / "data" / "sample", tmp_path / "leaves"
+    subprocess.run([sys.executable, str(EXAMPLES / "leaf_trees.py"), str(sample), str(out)], check=True, timeout=60)
+    before, after = Dataset.load(sample), Dataset.load(out)
+    assert after.facts == before.facts
+    for split in before.splits:
+        found = {tree.id: tree for tree in after.trees(split)}
+        assert set(found) == {tree.id for tree in before.trees(split)}
+        for tree in before.trees(split):
+            leaves = {tree.texts[label] for label in tree.leaves}
+            assert {found[tree.id].texts[label] for label in found[tree.id].leaves} == leaves
+            assert len(found[tree.id].steps) == 1
