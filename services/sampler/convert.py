@@ -29,6 +29,7 @@ from services.sampler.people.queue import LeasedTask
 from services.sampler.people.tasks import SentAnswer, TaskRecord, moment_of
 from services.sampler.records.runs import (
     MAX_NOTE,
+    NO_ROOT,
     Hypothesis,
     Pair,
     Run,
@@ -177,14 +178,16 @@ def to_lease(leased: LeasedTask) -> people_pb2.Lease:
     )
 
 
-def to_judged_task(record: TaskRecord, only: str = "") -> people_pb2.JudgedTask:
-    """A task and what people have said of it, or what one of them has said."""
+def to_judged_task(record: TaskRecord, only: str = "", root: Hypothesis = NO_ROOT) -> people_pb2.JudgedTask:
+    """A task, what people have said of it, or what one of them has said, and the question behind its tree."""
     return people_pb2.JudgedTask(
         task=record.task.to_proto(),
         state=cast("people_pb2.TaskState", record.state),
         answers=[one.answer.to_message() for one in record.answers if not only or one.annotator == only],
         decision=Answer(verdicts=tuple(record.decision.values()), annotator=record.adjudicator).to_message(),
         conflicts=record.conflicts,
+        question=root.question,
+        question_answer=root.answer,
     )
 
 

@@ -19,9 +19,9 @@ from services.kit.server import GrpcServer, to_service_info
 from services.sampler import convert
 from services.sampler.execution.retention import Retention
 from services.sampler.execution.sampling import Sampling
-from services.sampler.people.overview import Overview
+from services.sampler.people.overview import Asked, Overview
 from services.sampler.people.queue import TaskQueue, Wanted
-from services.sampler.people.tasks import TaskRecord, moment_of
+from services.sampler.people.tasks import moment_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -217,8 +217,9 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
             state = decode_enum(convert.STATES, request.state, "state", None)
             read = partial(self._overview.tasks, request.run_id, state)
 
-        def to_message(record: TaskRecord) -> people_pb2.JudgedTask:
-            return convert.to_judged_task(record, mine if request.answered_by else record.hidden_from(viewer))
+        def to_message(asked: Asked) -> people_pb2.JudgedTask:
+            record, root = asked
+            return convert.to_judged_task(record, mine if request.answered_by else record.hidden_from(viewer), root)
 
         return await self._page(request, read, to_message, people_pb2.ListTasksResponse, "tasks")
 

@@ -12,6 +12,7 @@ import pytest
 from aeenc_workbench.sign_in import Person
 from browser.test_safety import findings, needs_axe
 
+from aeenc.oracle import EXPLAINS, Verdict
 from support.waiting import eventually
 
 pytestmark = pytest.mark.browser
@@ -43,19 +44,73 @@ async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -
             await free.wait()
             await route.continue_()
 
-        for call in ("agreement", "changes", "tasks?state=conflict"):
+        for call in ("agreement", "changes"):
             await page.route(f"**/api/runs/{second}/{call}", late)
         await chosen.select_option(second)
         await page.wait_for_timeout(300)
-        assert await dispute.count() == 0, "the disputes of the other run"
         assert await person.count() == 0, "the people of the other run"
         await chosen.select_option(first)
-        await dispute.wait_for()
-        await page.wait_for_timeout(1000)  # until nothing reads the disputes again, which would hide it
-        async with page.expect_response(f"**/api/runs/{second}/tasks?state=conflict"):
+        await person.first.wait_for()
+        await page.wait_for_timeout(1000)  # until nothing reads the figures again, which would hide it
+        async with page.expect_response(f"**/api/runs/{second}/changes"):
             free.set()
         await page.wait_for_timeout(300)
-        assert await dispute.count() == 1, "a late answer has replaced it"
+        assert await person.count() > 0, "a late answer has replaced them"
+        assert await dispute.count() == 1, "the disputes of all runs stay"
+
+
+async def test_a_lead_begins_with_the_disputes_of_all_runs_each_with_what_decides_it(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        first = await disputed(at, "hypothesis 0")
+        roots = [("asked", "hypothesis 1", "What floats?", "ice")]
+        second = (await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=1)).id
+        [lease] = await waited(at, "ann", second)
+        below = lease.task.candidates[0].premise
+        for name in ("ann", "bob"):
+            [lease] = [lease] if name == "ann" else await at.people.lease(name, run_id=second)
+            await at.people.submit(lease, [below.id])
+        await at.people.settle(second, lease.task.task_id, "bob")
+        for name in ("ann", "bob"):
+            [lease] = await waited(at, name, second)
+            both, *rest = [one.premise for one in lease.task.candidates]
+            words = {both.id: EXPLAINS, rest[name == "bob"].id: Verdict(EXPLAINS, leaf=name == "bob")}
+            await at.people.submit(lease, words, inference=f"reason of {name}", note=f"note of {name}")
+
+        page = await at.window("lea", "adjudicator")
+        deep = page.get_by_role("region", name=f"Disputed: {below.text}")
+        for text in ("Question: What floats? Answer: ice", f"Accepted by agreement: {both.text}"):
+            await deep.get_by_text(text).wait_for()
+        assert await deep.get_by_role("list", name="Path from the hypothesis").inner_text() == "hypothesis 1"
+        assert await deep.get_by_text("team, ").count() == 1, "its run"
+        for name in ("ann", "bob"):
+            await deep.get_by_text(f"{name}: because reason of {name} note of {name}").wait_for()
+        cells = [await row.get_by_role("cell").all_inner_texts() for row in await deep.get_by_role("row").all()][1:]
+        assert [row[:3] for row in cells] == [
+            [rest[0].text, "accepted", "refused"],
+            [rest[1].text, "refused", "leaf"],
+        ]
+        shallow = page.get_by_role("region", name="Disputed: hypothesis 0")
+        for group in await shallow.get_by_role("group").all():
+            await group.get_by_role("button", name="Refuse").click()
+        await shallow.get_by_role("button", name="Decide").click()
+        await page.get_by_text("Decided: “hypothesis 0”.").wait_for()
+        await shallow.wait_for(state="detached")
+        assert await deep.count() == 1
+        assert [one.decision.annotator async for one in at.people.list_tasks(first)] == ["lea"]
+        ann = await at.window("ann")
+        assert await ann.evaluate("fetch('/api/disputes').then((one) => one.status)") == 403
+
+
+async def waited(bench: Any, name: str, run_id: str) -> Any:
+    """A lease on the task of a run, once it is before people."""
+    found: list[Any] = []
+
+    async def leased() -> bool:
+        found.extend(await bench.people.lease(name, run_id=run_id))
+        return bool(found)
+
+    await eventually(leased)
+    return found
 
 
 async def test_a_late_answer_to_an_earlier_question_replaces_no_later_one(bench: Any) -> None:
@@ -139,6 +194,7 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
         await at.run([f"hypothesis 1 {'y' * 300}"], k=9)
         page = await at.window("chief", "admin")
         await page.set_viewport_size({"width": size[0], "height": size[1]})
+        await page.get_by_role("link", name="Annotate").click()
         await shown(page, "hypothesis 1")
         wide, faults = {}, {}
 
@@ -318,7 +374,7 @@ async def test_a_job_of_one_step_is_drawn_and_has_no_phase_after_its_end(bench: 
     job = {"id": "job-1", "state": "succeeded", "error": "", "version": "v2", "created_at": "2026-01-01T00:00:00Z"}
     job |= {"config": {"corpus": "science", "run_ids": [], "epochs": 1}}
     job |= {"progress": {**progress, "positives": 5, "negatives": 3}}
-    known = {"runs": [], "jobs": [job], "labels": [], "gold": 0}
+    known = {"runs": [], "jobs": [job], "spaces": {"v2": "s0"}, "labels": [], "gold": 0}
     async with bench() as at:
         page = await at.window("chief", "admin")
         await page.route("**/api/training", lambda route: route.fulfill(json=known))

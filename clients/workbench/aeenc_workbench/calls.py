@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from aeenc import AsyncClient, oracle, values
-from aeenc.errors import Aborted, PermissionDenied
+from aeenc.errors import Aborted, NotFound, PermissionDenied
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Verdict
 from aeenc_workbench import downloads
 from aeenc_workbench.events import NO_STORE
@@ -340,13 +341,16 @@ async def answers(call: Call) -> Any:
     return heapq.nlargest(MAX_LISTED, answered, key=lambda task: max(answer.at for answer in task.answers))
 
 
-async def tasks(call: Call) -> Any:
-    """The tasks of a run as the person may see them."""
-    state = call.request.query_params.get("state")
-    viewer = "" if call.person.may("adjudicator") else call.person.name
-    return await first(
-        call.client.people.list_tasks(call.run, state=state, annotator=viewer)  # type: ignore[arg-type]
-    )
+async def disputes(call: Call) -> Any:
+    """The disputed tasks of all runs that ask a queue, each with its run."""
+    call.person.must_be("adjudicator")
+    counted = [counts for queue in await call.client.people.list_queues() for counts in queue.runs]
+    found: list[dict[str, Any]] = []
+    for run_id in [counts.run_id for counts in counted if counts.conflicts]:
+        with contextlib.suppress(NotFound):  # the run was deleted meanwhile
+            disputed = await first(call.client.people.list_tasks(run_id, state="conflict"))
+            found += [{"run_id": run_id, "judged": task} for task in disputed]
+    return found[:MAX_LISTED]
 
 
 async def adjudicate(call: Call) -> Any:
@@ -400,10 +404,10 @@ _READS: dict[str, Handler] = {
     "/api/queues": queues,
     "/api/runs": runs,
     "/api/corpora": corpora,
+    "/api/disputes": disputes,
     "/api/events": events,
     "/api/runs/{run}/tree": tree,
     "/api/runs/{run}/answers": answers,
-    "/api/runs/{run}/tasks": tasks,
     "/api/runs/{run}/agreement": agreement,
     "/api/runs/{run}/changes": changes,
     "/api/runs/{run}/tree.svg": picture,

@@ -41,13 +41,14 @@ from services.sampler.people.tasks import (
 )
 from services.sampler.records.node_store import Amended, NodeStore, explaining
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Run
+from services.sampler.records.runs import Hypothesis, Run
 from services.sampler.settings import QueueSettings
 from services.store.formats import NewerFormat
 
 WATCH_WAIT_MS = 1000
 MAX_COMPARED = 200  # annotators: each is compared with each
 _CHANGES_OTHERS = {"QUEUED", "SETTLED", "WITHDRAWN"}  # events after which a tree may have other tasks
+Asked = tuple[TaskRecord, Hypothesis]  # a task, and the root of the tree that asks it first
 
 
 class Overview:
@@ -114,7 +115,7 @@ class Overview:
             for name in sorted(self._queues)
         ]
 
-    async def answers(self, run_id: str, annotator: str, limit: int, before: int) -> tuple[list[TaskRecord], int]:
+    async def answers(self, run_id: str, annotator: str, limit: int, before: int) -> tuple[list[Asked], int]:
         """A page of the tasks that a person has answered, the latest first, and the position to go on from (0: all).
 
         Position n is the n-th answer in order of time.
@@ -126,15 +127,20 @@ class Overview:
         start = max(0, end - limit)
         ids = await self._tasks.answered_by(run_id, annotator, start, end - 1) if end else []
         found, _ = await self._tasks.read_many(run_id, ids[::-1])
-        return [record for record in found if not record.control], start + 1 if start else 0
+        shown = [record for record in found if not record.control]
+        return await self._asked(run_id, shown), start + 1 if start else 0
 
-    async def tasks(self, run_id: str, state: TaskState | None, limit: int, after: int) -> tuple[list[TaskRecord], int]:
+    async def tasks(self, run_id: str, state: TaskState | None, limit: int, after: int) -> tuple[list[Asked], int]:
         """A page of a run's tasks without its control items, and the position to go on from (0: that was all)."""
         await self._runs.get(run_id)
         ids = await self._tasks.task_ids(run_id, after, limit)
         found, _ = await self._tasks.read_many(run_id, ids)
         shown = [record for record in found if not record.control and (state is None or record.state is state)]
-        return shown, after + limit if len(ids) == limit else 0
+        return await self._asked(run_id, shown), after + limit if len(ids) == limit else 0
+
+    async def _asked(self, run_id: str, records: Sequence[TaskRecord]) -> list[Asked]:
+        roots = await self._nodes.hypotheses(run_id, [record.node_id for record in records])
+        return list(zip(records, roots, strict=True))
 
     async def changes(self, run_id: str, task_id: str, limit: int, after: int) -> tuple[list[TaskEvent], int]:
         """A page of the verdict log of a run, and the position to go on from (0: that was all)."""

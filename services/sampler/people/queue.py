@@ -447,9 +447,8 @@ class TaskQueue:
         return None
 
     async def _leased(self, lease: Lease, record: TaskRecord, at: float) -> LeasedTask:
-        tree = record.node_id.partition("-")[0]
-        hypothesis_id = await self._nodes.hypothesis_id(record.run_id, int(tree)) if tree else ""
-        return LeasedTask(lease, record, at, hypothesis_id)
+        [root] = await self._nodes.hypotheses(record.run_id, [record.node_id])
+        return LeasedTask(lease, record, at, root.id)
 
     async def _candidates(
         self, run: Run, annotator: str, taken: int, only: frozenset[str] | None

@@ -6,6 +6,7 @@ One script commits a node whole: pairs, result, knowledge, counters, event. Comm
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any, Literal, NamedTuple
@@ -36,7 +37,7 @@ from services.sampler.acs.algorithm import (
 )
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import ADD_PAIRS, CHUNK, EMIT
-from services.sampler.records.runs import FORMAT_VERSION, Pair, Run
+from services.sampler.records.runs import FORMAT_VERSION, NO_ROOT, Hypothesis, Pair, Run
 from services.store.formats import check_format
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, raising_unavailable
@@ -149,10 +150,12 @@ class NodeStore:
             raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}; it has {count:,}: {shown}")
         return trees[0]
 
-    async def hypothesis_id(self, run_id: str, tree: int) -> str:
-        """The hypothesis (id) at the root of a tree; empty for a run that was deleted meanwhile."""
-        row = await self._redis.lindex(self._keys.hypotheses(run_id), tree)
-        return str(_row(row, 1)[0]) if row else ""
+    async def hypotheses(self, run_id: str, node_ids: Sequence[str]) -> list[Hypothesis]:
+        """The hypothesis at the root of each node's tree; an empty one for no node or of a run that was deleted."""
+        pipe = self._redis.pipeline(transaction=False)
+        for node_id in node_ids:
+            pipe.lindex(self._keys.hypotheses(run_id), node_id.partition("-")[0] or sys.maxsize)
+        return [Hypothesis(*_row(row, 4)) if row else NO_ROOT for row in await pipe.execute()]
 
     async def accessible(self, run_id: str, node_id: str) -> Accessible:
         """What may explain a node; everything, where the run was deleted meanwhile."""

@@ -33,6 +33,7 @@ class Hypothesis:
     only_ids: Sequence[str] = ()
 
 
+NO_ROOT = Hypothesis("", "")  # of no node, or of a run that was deleted meanwhile
 _CONFIG = TypeAdapter(RunConfig)
 
 

@@ -24,6 +24,7 @@ from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, fi
 
 GROWING = {"max_depth": 1}
 TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9),))
+ASKED = ("What floats?", "ice")
 State = values.TaskState
 
 
@@ -75,6 +76,28 @@ async def test_a_tree_shows_the_question_and_the_answer_behind_its_hypothesis(wo
         assert (exported["asked"]["question"], exported["asked"]["answer"]) == ("What floats?", "ice")
         with pytest.raises(errors.InvalidArgument, match="questions and answers"):
             await sampler.start_run([("t", "h", " ", "ice")], corpus="science", oracle="fake")
+
+
+async def test_each_task_comes_with_the_question_behind_the_tree_that_asks_it_first(world: SamplerWorld):
+    async with world.sampler(queues={"team": QUEUE}) as sampler:
+        people = aeenc.PeopleClient(sampler.channel)
+        roots = [("bare", "hypothesis 0"), ("asked", "hypothesis 1", "What floats?", "ice")]
+        run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=1)
+        await eventually(lambda: reads(people, run.id, {"hypothesis 0": ("", ""), "hypothesis 1": ASKED}))
+        lease = await take(people, "ann", run.id, "asked")
+        premise = lease.task.candidates[0].premise
+        await people.submit(lease, [premise.id])
+        await eventually(
+            lambda: reads(people, run.id, {"hypothesis 0": ("", ""), "hypothesis 1": ASKED, premise.text: ASKED})
+        )
+        [mine] = [one async for one in people.list_answers(run.id, "ann")]
+        assert (mine.question, mine.question_answer) == ASKED
+
+
+async def reads(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, tuple[str, str]]) -> bool:
+    """Whether these are the tasks of a run, each with its question and answer."""
+    found = [task async for task in people.list_tasks(run_id)]
+    return {one.task.query: (one.question, one.question_answer) for one in found} == wanted
 
 
 async def test_the_inferences_of_others_are_not_shown_before_a_task_is_decided(world: SamplerWorld):

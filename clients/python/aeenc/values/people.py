@@ -140,6 +140,10 @@ class JudgedTask:
     """
     conflicts: tuple[str, ...] = ()
     """The premises on which annotators disagree."""
+    question: str = ""
+    """The question behind the tree that asks the task first, and its answer. ListTasks alone has them. Empty: none."""
+    question_answer: str = ""
+    """See `question`."""
 
     @classmethod
     def from_message(cls, message: people_pb2.JudgedTask) -> JudgedTask:
@@ -150,6 +154,8 @@ class JudgedTask:
             answers=tuple([Answer.from_message(one) for one in message.answers]),
             decision=Answer.from_message(message.decision),
             conflicts=tuple(message.conflicts),
+            question=message.question,
+            question_answer=message.question_answer,
         )
 
 

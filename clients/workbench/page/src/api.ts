@@ -44,7 +44,8 @@ export interface Answer {
   answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
   intermediates: string[]; inference: string; node_verdict: string;
 }
-export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; decision: Answer }
+export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; decision: Answer; question: string; question_answer: string }
+export interface Dispute { run_id: string; judged: JudgedTask }
 export interface Hit { id: string; text: string; score: number }
 export interface Agreement {
   cohen_kappa: number | null; fleiss_kappa: number | null; krippendorff_alpha: number | null; positive_agreement: number | null;

@@ -1,6 +1,6 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, type Agreement, type Change, type Control, type Counts, type JudgedTask, type Queue, type QueuedRun, type Answer, type Word } from "./api";
+import { call, follow, fresh, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type JudgedTask, type Queue, type QueuedRun, type Answer, type Word } from "./api";
 import { runName, SAID, SAYS } from "./words";
 
 const COLUMNS: [keyof Counts, string][] = [
@@ -20,60 +20,71 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
   const runs = [...live, ...ended.map((one) => one.run_id)];
   const nameOf = (id: string): string => { const one = known.find((run) => run.run_id === id); return one ? runName(one) : id; };
   const [run, setRun] = useState("");
-  const [tasks, setTasks] = useState<JudgedTask[] | null>(null);
+  const [disputes, setDisputes] = useState<Dispute[] | null>(null);
   const [agreed, setAgreed] = useState<Agreement | null>(null);
   const [changes, setChanges] = useState<Change[] | null>(null);
   const [told, setTold] = useState("");
+  const [decided, setDecided] = useState("");
   const chosen = useRef("");
+  const latest = useLatest();
 
   const failed = (error: Error): void => setTold(error.message);
   // What is told of a run is dropped when another one was chosen meanwhile.
-  const of = <T,>(what: string, draw: (found: T) => void): Promise<void> =>
+  const of = <T,>(run: string, what: string, draw: (found: T) => void): Promise<void> =>
     call<T>(`/api/runs/${encodeURIComponent(run)}/${what}`).then((found) => { if (chosen.current === run) draw(found); })
       .catch((error: Error) => { if (chosen.current === run) failed(error); });
-  const loadDisputes = (): Promise<void> => of<JudgedTask[]>("tasks?state=conflict", setTasks);
+  const loadDisputes = (): Promise<unknown> => latest(call<Dispute[]>("/api/disputes"), setDisputes, failed);
   const loadFigures = async (): Promise<void> => {
-    await of<Change[]>("changes", setChanges);
-    await of<Agreement>("agreement", setAgreed);
+    const run = chosen.current;
+    await of<Change[]>(run, "changes", setChanges);
+    await of<Agreement>(run, "agreement", setAgreed);
   };
-  const load = (): Promise<void> => loadDisputes().then(loadFigures);
   useEffect(() => { call<QueuedRun[]>("/api/runs").then(setKnown).catch(failed); }, [live.join()]);
   useEffect(() => { // at first the run that needs a decision most
     const most = queues.flatMap((queue) => queue.runs).reduce((most, one) => (one.conflicts > (most?.conflicts ?? 0) ? one : most), undefined as Counts | undefined);
     if (!run && queues.length > 0 && runs[0]) setRun(most?.run_id ?? runs[0]);
   }, [queues, known]);
   useEffect(() => {
-    chosen.current = run;
-    setTasks(null);
-    setAgreed(null);
-    setChanges(null);
-    setTold("");
-    if (!run) return undefined;
-    void load();
+    void loadDisputes();
     const looks = { counts: paced(reloadQueues, COUNT_MS), disputes: paced(loadDisputes, LOOK_MS), figures: paced(loadFigures, FIGURES_MS) };
     const stop = follow((event) => {
       looks.counts.ask();
-      if (event.run === run) looks.figures.ask();
-      if (event.event === "connected" || (event.run === run && DISPUTES.includes(event.event))) looks.disputes.ask();
+      if (event.run === chosen.current) looks.figures.ask();
+      if (event.event === "connected" || DISPUTES.includes(event.event)) looks.disputes.ask();
     });
     return () => { stop(); Object.values(looks).forEach((look) => look.stop()); };
+  }, []);
+  useEffect(() => {
+    chosen.current = run;
+    setAgreed(null);
+    setChanges(null);
+    setTold("");
+    if (run) void loadFigures();
   }, [run]);
 
-  async function decide(task: JudgedTask, verdicts: Record<string, Word>): Promise<void> {
+  async function decide({ run_id, judged: { task } }: Dispute, verdicts: Record<string, Word>): Promise<void> {
+    setTold("");
+    setDecided("");
     try {
-      await call("/api/adjudicate", { run, task: task.task.task_id, verdicts, request: fresh() });
-      setTold("");
+      await call("/api/adjudicate", { run: run_id, task: task.task_id, verdicts, request: fresh() });
+      setDecided(`Decided: “${task.query}”. Those who answered read it in their answers.`);
     } catch (error) {
-      if (chosen.current === run) failed(error as Error);
+      failed(error as Error);
     }
     reloadQueues();
-    await load();
+    await loadDisputes();
+    if (run_id === chosen.current) await loadFigures();
   }
 
   return (
     <div class="wide">
       {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
-      <h1>Queues</h1>
+      <h1>Disputed</h1>
+      <p role="status">{decided}</p>
+      {!disputes && <p class="quiet">Reading …</p>}
+      {disputes?.length === 0 && <p class="quiet">Nobody disagrees.</p>}
+      {disputes?.map((one) => <Conflict key={`${one.run_id} ${one.judged.task.task_id}`} task={one.judged} run={nameOf(one.run_id)} decide={(verdicts) => decide(one, verdicts)} />)}
+      <h2>Queues</h2>
       <div class="tables" tabIndex={0} role="region" aria-label="Queues"><table>
         <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Files</th></tr></thead>
         <tbody>
@@ -94,10 +105,6 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
       </table></div>
       {run && <>
         <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one} value={one}>{nameOf(one)}</option>)}</select></label>
-        <h2>Disputed</h2>
-        {!tasks && <p class="quiet" role="status">Reading …</p>}
-        {tasks?.length === 0 && <p class="quiet">Nobody disagrees.</p>}
-        {tasks?.map((task) => <Conflict key={task.task.task_id} task={task} decide={(verdicts) => decide(task, verdicts)} />)}
         <h2>Agreement</h2>
         {!agreed && <p class="quiet">Reading …</p>}
         {agreed && <Figures agreed={agreed} />}
@@ -122,7 +129,7 @@ function Files({ run }: { run: string }) {
   return <>{FILES.map(([form, name]) => <a key={form} href={`/api/runs/${encodeURIComponent(run)}/download/${form}`} download>{name}</a>)}</>;
 }
 
-function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Record<string, Word>) => void }) {
+function Conflict({ task, run, decide }: { task: JudgedTask; run: string; decide: (verdicts: Record<string, Word>) => void }) {
   const [verdicts, setVerdicts] = useState<Record<string, Word>>({});
   const texts = new Map([...task.task.candidates, ...task.answers.flatMap((one) => one.additions)].map((one) => [one.premise_id, one.text]));
   const missing = task.conflicts.filter((id) => !verdicts[id]).length;
@@ -134,8 +141,9 @@ function Conflict({ task, decide }: { task: JudgedTask; decide: (verdicts: Recor
   const agreed = [...texts.keys()].filter((id) => !task.conflicts.includes(id) && task.answers.some((one) => ["accepted", "leaf"].includes(said(one, id).split(",")[0]!)));
   return (
     <section class="panel conflict" aria-label={`Disputed: ${task.task.query}`}>
+      <p class="quiet">{run}{task.question && <> · Question: {task.question}{task.question_answer && <> Answer: {task.question_answer}</>}</>}</p>
       {task.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{task.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
-      <h3>{task.task.query}</h3>
+      <h2>{task.task.query}</h2>
       {agreed.length > 0 && <p><span class="quiet">Accepted by agreement:</span> {agreed.map((id) => texts.get(id)).join("; ")}</p>}
       {task.answers.map((one) => (one.inference || one.note) && <p key={one.answer_id}><span class="quiet">{one.annotator}:</span> {one.inference && `because ${one.inference}`} {one.note && <small>{one.note}</small>}</p>)}
       <div class="tables" tabIndex={0} role="region" aria-label="Candidates"><table>

@@ -21,7 +21,7 @@ function App() {
   const [left, setLeft] = useState(false); // signed out on purpose
   const [provider, setProvider] = useState(false);
   const [queues, setQueues] = useState<Queue[]>([]);
-  const [view, setView] = useState(location.hash.slice(1) || "annotate");
+  const [view, setView] = useState(location.hash.slice(1));
   const [connected, setConnected] = useState(true);
   const reloadQueues = (): void => { call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined); };
 
@@ -34,7 +34,12 @@ function App() {
       belongsTo(practises() ? `${who.name} practises` : who.name);
       if (practises()) practise();
       setPerson(who);
-      reloadQueues();
+      const begin = (name: string): void => setView((before) => before || name);
+      if (who.role === "annotator") begin("annotate");
+      call<Queue[]>("/api/queues").then((found) => {
+        setQueues(found);
+        begin(found.some(({ total }) => total.conflicts > 0) ? "lead" : "annotate"); // what waits for those who decide
+      }).catch(() => begin("annotate"));
     }).catch((error: Error) => setRefused(error.message));
     const moved = (): void => setView(location.hash.slice(1) || "annotate");
     addEventListener("hashchange", moved);
@@ -44,7 +49,7 @@ function App() {
   if (refused) return <main class="wide"><h1>AE-Enc workbench</h1>{left ? <p role="status">You are signed out. What you have ticked is kept in this browser. To come back, {provider ? "sign in." : "ask your lead for a new link."}</p> : <p role="alert">{refused}</p>}{provider && <p><a href="/oidc/sign-in">Sign in</a></p>}</main>;
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
-  const shown = practises() ? "practice" : views.some(([name]) => name === view) ? view : "annotate";
+  const shown = practises() ? "practice" : view === "" || views.some(([name]) => name === view) ? view : "annotate";
   const disputes = queues.reduce((sum, queue) => sum + queue.total.conflicts, 0);
   return <>
     <header>
