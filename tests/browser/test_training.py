@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,10 +86,10 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
         await press(page, job.get_by_role("button", name="Measure on dev"))
         rows = job.get_by_role("row")
         await rows.nth(2).wait_for(timeout=JOB_MS)
-        assert [(await rows.nth(n).inner_text()).split("\t")[0] for n in (1, 2)] == [
-            f"without it {world.space.version}",
-            f"this job {made.version}",
-        ]
+        first = [rows.nth(n).get_by_role("cell").first for n in (1, 2)]
+        assert [await one.get_attribute("title") for one in first] == [world.space.version, made.version]
+        assert await first[0].inner_text() == "without it: pre-trained"
+        assert (await first[1].inner_text()).startswith("this job: trained ")
         assert f"{made.progress.best_validation_map:.3f}" in await rows.nth(2).inner_text()
         assert not await findings(page)
         await picture(page, "training")
@@ -103,13 +104,22 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
         assert await stable() == {pairs: [newer], own: [world.space.version]}
         await press(page, job.get_by_role("button", name="Publish as stable"))
         assert all(made.version in text for text in asked)
-        await page.get_by_text(f"stable is now {made.version}, and every encoder serves it").wait_for()
+        told = page.get_by_role("status")
+        await told.filter(has_text=re.compile("stable is now: trained .*, and every encoder serves it")).wait_for()
         assert await stable() == {pairs: [newer], own: [made.version]}
-        await press(page, page.get_by_role("button", name=f"Roll back to {world.space.version}"))
-        await page.get_by_text(f"stable is now {world.space.version}, and every encoder serves it").wait_for()
+        labels = page.get_by_role("region", name="Labels").get_by_role("row").filter(has_text="stable")
+        names = [
+            [await cell.get_attribute("title") for cell in await row.get_by_role("cell").all()]
+            for row in await labels.all()
+        ]
+        assert [row[1:4] for row in names] == [[pairs, newer, older], [own, made.version, world.space.version]]
+        assert await labels.first.get_by_role("cell").filter(has_text=re.compile("^trained ")).count() == 2
+        assert not await labels.get_by_text(re.compile("[qx][0-9a-f]{16}")).count(), "an id on the face of the page"
+        await press(page, page.get_by_role("button", name="Roll back to pre-trained"))
+        await page.get_by_text("stable is now: pre-trained, and every encoder serves it").wait_for()
         assert await stable() == {pairs: [newer], own: [world.space.version]}
-        await press(page, page.get_by_role("button", name=f"Roll back to {older}"))
-        await page.get_by_text(f"stable is now {older}, and every encoder serves it").wait_for()
+        await press(page, labels.filter(has_text="cross-encoder").get_by_role("button", name="Roll back"))
+        await told.filter(has_text="stable is now: trained ").wait_for()
         assert await stable() == {pairs: [older], own: [world.space.version]}
         await page.reload()
         await page.get_by_role("img", name=drawn).wait_for()

@@ -167,6 +167,25 @@ async def test_a_late_answer_to_an_earlier_question_replaces_no_later_one(bench:
         assert await page.get_by_text("a late hit").count() == 0
 
 
+async def test_the_playground_names_the_way_and_what_only_one_of_two_finds(bench: Any) -> None:
+    async with bench() as at:
+        page = await at.window("ann")
+
+        async def found(route: Any) -> None:
+            hits = [{"id": one, "text": one, "score": 1} for one in ("both", "one")]
+            dense = route.request.post_data_json["mode"] == "dense"
+            await route.fulfill(json={"hits": hits if dense else hits[:1], "version": "q0", "generation": "g"})
+
+        await page.route("**/api/compare", found)
+        await page.goto(f"{at.url}/#playground")
+        await page.get_by_label("Hypothesis").fill("fact 1")
+        await page.get_by_role("button", name="Retrieve").click()
+        left, right = [page.get_by_role("region", name=name) for name in ("Left", "Right")]
+        await left.get_by_role("listitem").filter(has_text="one").get_by_text("only here").wait_for()
+        assert [await side.get_by_text("only here").count() for side in (left, right)] == [1, 0]
+        assert (await left.get_by_title("q0").inner_text()).endswith(" ms, stable"), "its id is the title"
+
+
 async def test_an_old_link_leads_to_the_session_or_says_whom_to_ask(bench: Any) -> None:
     async with bench() as at:
         link = f"{at.url}/sign-in?link={at.links.make(Person('ann'))}"
@@ -374,7 +393,13 @@ async def test_a_job_of_one_step_is_drawn_and_has_no_phase_after_its_end(bench: 
     job = {"id": "job-1", "state": "succeeded", "error": "", "version": "v2", "created_at": "2026-01-01T00:00:00Z"}
     job |= {"config": {"corpus": "science", "run_ids": [], "epochs": 1}}
     job |= {"progress": {**progress, "positives": 5, "negatives": 3}}
-    known = {"runs": [], "jobs": [job], "spaces": {"v2": "s0"}, "labels": [], "gold": 0}
+    known = {
+        "runs": [],
+        "jobs": [job],
+        "versions": {"v2": {"space_id": "s0", "pretrained": False, "created_at": job["created_at"]}},
+        "labels": [],
+        "gold": 0,
+    }
     async with bench() as at:
         page = await at.window("chief", "admin")
         await page.route("**/api/training", lambda route: route.fulfill(json=known))

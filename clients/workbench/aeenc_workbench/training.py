@@ -58,7 +58,7 @@ class LabelBody(Body):
 
 
 async def overview(call: Call) -> Any:
-    """Runs, the latest jobs, the spaces of versions, and labels; how many gold queries there are to measure with."""
+    """Runs, the latest jobs, what is known of versions, and labels; how many gold queries there are to measure with."""
     call.person.must_be("admin")
     client = call.client
     return {
@@ -73,7 +73,10 @@ async def overview(call: Call) -> Any:
             for run in await first(client.sampler.list_runs())
         ],
         "jobs": await first(client.trainer.list_jobs(page_size=MAX_LISTED), MAX_LISTED),
-        "spaces": {one.version: one.space_id for one in await first(client.trainer.list_checkpoints())},
+        "versions": {
+            one.version: {"space_id": one.space_id, "pretrained": one.pretrained, "created_at": one.created_at}
+            for one in await first(client.trainer.list_checkpoints())
+        },
         "labels": await first(client.registry.list_labels()),
         "gold": len(call.gold),
     }

@@ -66,7 +66,8 @@ export interface Job {
   };
 }
 export interface Label { space_id: string; name: string; versions: string[]; previous_versions: string[]; revision: number }
-export interface Overview { runs: { id: string; corpus: string; state: string; queue: string; created_at: string; trees: number; positives: number; refused: number }[]; jobs: Job[]; spaces: Record<string, string>; labels: Label[]; gold: number }
+export type Versions = Record<string, { space_id: string; pretrained: boolean; created_at: string }>;
+export interface Overview { runs: { id: string; corpus: string; state: string; queue: string; created_at: string; trees: number; positives: number; refused: number }[]; jobs: Job[]; versions: Versions; labels: Label[]; gold: number }
 export interface Measured { version: string; queries: number; strict: { map: number; ndcg: number; hit_at_10: number; hit_at_50: number } }
 export interface Publication { complete: boolean; generation: string; label: Label }
 export interface QueueEvent { event: string; run: string; task: string; detail?: string }

@@ -224,7 +224,7 @@ function Trail({ changes }: { changes: Change[] }) {
         <tbody>{changes.map((one) => (
           <tr key={one.seq}>
             <td><time dateTime={one.at}>{new Date(one.at).toLocaleString()}</time></td><td>{one.person}</td><td>{DONE[one.kind] ?? one.kind}</td><td title={one.task_id}>{one.query}</td>
-            <td>{one.reason || one.answer?.note || one.model_version || (one.overlap ? `overlap ${one.overlap}` : "")}</td>
+            <td title={one.model_version}>{one.reason || one.answer?.note || (one.model_version && "by a newer encoder") || (one.overlap ? `overlap ${one.overlap}` : "")}</td>
           </tr>
         ))}</tbody>
       </table>

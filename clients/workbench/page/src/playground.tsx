@@ -5,7 +5,7 @@ import { Marked } from "./marked";
 
 const MODES = ["dense", "lexical", "hybrid", "iterative_lexical"] as const;
 interface Way { mode: (typeof MODES)[number]; label: string }
-interface Found { hits: Hit[]; version: string; ms: number; problem: string }
+interface Found { hits: Hit[]; version: string; label: string; ms: number; problem: string }
 
 export function Playground() {
   const [corpora, setCorpora] = useState<string[]>([]);
@@ -28,8 +28,8 @@ export function Playground() {
     const begun = performance.now();
     const body = { corpus, text, mode: way.mode, label: way.mode.endsWith("lexical") ? "" : way.label };
     return call<{ hits: Hit[]; version: string }>("/api/compare", body)
-      .then((answer) => ({ ...answer, ms: performance.now() - begun, problem: "" }))
-      .catch((error: Error) => ({ hits: [], version: "", ms: 0, problem: error.message }));
+      .then((answer) => ({ ...answer, label: body.label, ms: performance.now() - begun, problem: "" }))
+      .catch((error: Error) => ({ hits: [], version: "", label: "", ms: 0, problem: error.message }));
   }
 
   const change = (n: number, part: Partial<Way>): void => setWays((before) => before.map((way, at) => (at === n ? { ...way, ...part } : way)) as [Way, Way]);
@@ -51,8 +51,8 @@ export function Playground() {
               <label>Mode <select value={way.mode} onChange={(event) => change(n, { mode: event.currentTarget.value as Way["mode"] })}>{MODES.map((mode) => <option key={mode} value={mode}>{mode.replace("_", " ")}</option>)}</select></label>
               <label>Label <input value={way.label} onInput={(event) => change(n, { label: event.currentTarget.value })} /></label>
               {one?.problem && <p class="problem" role="alert">{one.problem}</p>}
-              {one && !one.problem && <p class="quiet">{one.ms.toFixed(0)} ms{one.version && <>, version <code>{one.version}</code></>}</p>}
-              <ol class="hits">{one?.hits.map((hit) => <li key={hit.id} class={others.has(hit.id) ? "" : "alone"}><Marked text={hit.text} query={text} /> <span class="score">{hit.score.toFixed(3)}</span></li>)}</ol>
+              {one && !one.problem && <p class="quiet" title={one.version}>{one.ms.toFixed(0)} ms{one.version && `, ${one.label || "stable"}`}</p>}
+              <ol class="hits">{one?.hits.map((hit) => <li key={hit.id} class={others.has(hit.id) ? "" : "alone"}><Marked text={hit.text} query={text} /> <span class="score">{hit.score.toFixed(3)}</span>{others.size > 0 && !others.has(hit.id) && <span class="chip">only here</span>}</li>)}</ol>
             </section>
           );
         })}

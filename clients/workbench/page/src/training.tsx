@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, fresh, type Job, type Label, type Measured, type Overview, type Publication } from "./api";
 import { Curve, ENDED, useJob } from "./curve";
-import { runName } from "./words";
+import { runName, versionNames } from "./words";
 
 const LABEL = "stable";
 
@@ -49,7 +49,7 @@ export function Training() {
   const move = (what: "publish" | "rollback", row: Label | undefined, version = ""): Promise<void> => doing(async () => {
     const body = { label: LABEL, space: row?.space_id ?? "", version, revision: row?.revision ?? 0, request: fresh() };
     const moved = await call<Publication>(`/api/${what}`, body);
-    return `${LABEL} is now ${moved.label.versions.join(" and ")}${moved.complete ? ", and every encoder serves it" : "; not every encoder serves it yet"}.`;
+    return `${LABEL} is now: ${versionNames(moved.label.versions, known?.versions ?? {})}${moved.complete ? ", and every encoder serves it" : "; not every encoder serves it yet"}.`;
   });
 
   return (
@@ -74,14 +74,14 @@ export function Training() {
         <h2>Jobs</h2>
         {!job && <p class="quiet">No job yet.</p>}
         {job && known.jobs.length > 1 && <label>Job <select value={job.id} onChange={(event) => setShown(event.currentTarget.value)}>{known.jobs.map((one) => <option key={one.id} value={one.id}>{new Date(one.created_at).toLocaleString()}, {one.state}</option>)}</select></label>}
-        {job && <OneJob key={job.id} started={job} known={known} busy={busy} load={load} doing={doing} publish={async (label, version) => { if (confirm(`Every encoder serves ${version} as ${LABEL} from now on, to everybody. Publish it?`)) await move("publish", label, version); }} />}
+        {job && <OneJob key={job.id} started={job} known={known} busy={busy} load={load} doing={doing} publish={async (label, version) => { if (confirm(`Every encoder serves the version ${versionNames([version], known.versions)} (${version}) as ${LABEL} from now on, to everybody. Publish it?`)) await move("publish", label, version); }} />}
         <h2>Labels</h2>
         <div class="tables" tabIndex={0} role="region" aria-label="Labels"><table>
-          <thead><tr><th scope="col">Label</th><th scope="col">Space</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
+          <thead><tr><th scope="col">Label</th><th scope="col">Of</th><th scope="col">Version</th><th scope="col">Before</th><th scope="col">Back</th></tr></thead>
           <tbody>{known.labels.map((one) => (
             <tr key={`${one.space_id} ${one.name}`}>
-              <td>{one.name}</td><td><code>{one.space_id}</code></td><td><code>{one.versions.join(" and ")}</code></td><td><code>{one.previous_versions.join(" and ")}</code></td>
-              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", one)}>Roll back to {one.previous_versions.join(" and ")}</button>}</td>
+              <td>{one.name}</td><td title={one.space_id}>{one.space_id === "cross-encoder" ? "cross-encoder" : "encoder"}</td>{[one.versions, one.previous_versions].map((ids, n) => <td key={n} title={ids.join(" and ")}>{versionNames(ids, known.versions)}</td>)}
+              <td>{one.name === LABEL && one.previous_versions.length > 0 && <button type="button" disabled={busy} onClick={() => move("rollback", one)} title={one.previous_versions.join(" and ")}>Roll back to {versionNames(one.previous_versions, known.versions)}</button>}</td>
             </tr>
           ))}</tbody>
         </table></div>
@@ -99,9 +99,9 @@ function OneJob({ started, known, busy, load, doing, publish }: OneJobProps) {
   const { job, points } = useJob(started);
   const [measured, setMeasured] = useState<Measured[]>([]);
   const { progress, version } = job;
-  const { gold, spaces } = known;
-  useEffect(() => { if (version && !(version in spaces)) load().catch(() => undefined); }, [version]); // it has just been made
-  const label = known.labels.find((one) => one.name === LABEL && one.space_id === spaces[version]);
+  const { gold, versions } = known;
+  useEffect(() => { if (version && !(version in versions)) load().catch(() => undefined); }, [version]); // it has just been made
+  const label = known.labels.find((one) => one.name === LABEL && one.space_id === versions[version]?.space_id);
   const before = (label?.versions[0] === version ? label.previous_versions : label?.versions)?.[0];
 
   const measure = (): Promise<void> => doing(async () => {
@@ -117,8 +117,8 @@ function OneJob({ started, known, busy, load, doing, publish }: OneJobProps) {
       <Curve points={points} steps={progress.steps} />
       <div class="actions">
         {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return "The job is cancelled."; })}>Cancel</button>}
-        {version in spaces && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
-        {version in spaces && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(label, version)}>Publish as {LABEL}</button>}
+        {version in versions && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
+        {version in versions && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(label, version)}>Publish as {LABEL}</button>}
         {version && gold === 0 && <span class="quiet">To measure on gold trees, start the workbench with --gold FOLDER.</span>}
       </div>
       {measured.length > 0 && (
@@ -126,7 +126,7 @@ function OneJob({ started, known, busy, load, doing, publish }: OneJobProps) {
           <thead><tr><th scope="col">On dev</th><th scope="col" class="figure">Strict MAP</th><th scope="col" class="figure">NDCG</th><th scope="col" class="figure">Hit@10</th><th scope="col" class="figure">Hit@50</th></tr></thead>
           <tbody>{measured.map((one) => (
             <tr key={one.version}>
-              <td>{one.version === version ? "this job" : "without it"} <code>{one.version}</code></td>
+              <td title={one.version}>{one.version === version ? "this job" : "without it"}: {versionNames([one.version], versions)}</td>
               {[one.strict.map, one.strict.ndcg, one.strict.hit_at_10, one.strict.hit_at_50].map((figure, n) => <td key={n} class="figure">{figure.toFixed(3)}</td>)}
             </tr>
           ))}</tbody>

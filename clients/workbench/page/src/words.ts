@@ -1,15 +1,21 @@
 // Words of sentences: which a candidate shares with the query. Which sentences say the same, the sampler tells. And the
 // words of the page itself: one for each verdict, run and refusal, in every view.
-import type { Word } from "./api";
+import type { Versions, Word } from "./api";
 
 export const SAYS: Record<Word, string> = { explains: "Accept", leaf: "Leaf", refuses: "Refuse", abstains: "Abstain" };
 export const SAID: Record<string, string> = {
   explains: "accepted", leaf: "leaf", refuses: "refused", does_not_explain: "refused", abstains: "abstained", abstain: "abstained", unseen: "not seen", irrelevant: "irrelevant", bad_fact: "bad fact",
 };
 
+const moment = (at: string): string => new Date(at).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+
+// Versions as people call them; their ids are their titles.
+export const versionNames = (ids: string[], known: Versions): string =>
+  ids.map((id) => { const one = known[id]; return one ? (one.pretrained ? "pre-trained" : `trained ${moment(one.created_at)}`) : id; }).join(" and ");
+
 // A run as people call it; its id is its title.
 export const runName = ({ queue, created_at, trees }: { queue: string; created_at: string; trees: number }): string =>
-  [queue || "imported", new Date(created_at).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }), trees > 0 && `${trees} ${trees === 1 ? "tree" : "trees"}`].filter(Boolean).join(", ");
+  [queue || "imported", moment(created_at), trees > 0 && `${trees} ${trees === 1 ? "tree" : "trees"}`].filter(Boolean).join(", ");
 
 const REASONS: Record<string, string> = {
   LEASE_ANSWERED: "This task was answered before, perhaps in another tab. Your earlier answer stands; it can be changed: o.",
