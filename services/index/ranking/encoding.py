@@ -89,7 +89,6 @@ class QueryEncoder:
         if len(queue.senders) < WINDOW:
             sender = asyncio.create_task(self._send(name, queue))
             queue.senders.add(sender)
-            sender.add_done_callback(queue.senders.discard)
         try:
             async with asyncio.timeout(timeout_s * GRACE):
                 vectors = await asked.answer
@@ -122,9 +121,9 @@ class QueryEncoder:
     async def _send(self, name: tuple[EncodeOptions, bool], queue: _Queue) -> None:
         while batch := _next(queue.waiting):
             await self._encode(name[0], batch)
-        # At once: until the loop runs the task's callbacks, a new text would rely on this task.
+        # At once: a new text must not rely on this task.
         queue.senders.discard(asyncio.current_task())
-        if not queue.senders and self._queues.get(name) is queue:
+        if not queue.senders:
             del self._queues[name]
 
     async def _encode(self, key: EncodeOptions, batch: list[_EncodeRequest]) -> None:
@@ -194,7 +193,7 @@ def _fail(batch: Sequence[_EncodeRequest], error: Exception) -> None:
 class Reranker:
     """Re-ranks by the encoder's Score: by what label `stable` names, or by versions; several are an ensemble."""
 
-    def __init__(self, client: EncoderClient, *, timeout_s: float = 10.0, max_queued: int = 4096) -> None:
+    def __init__(self, client: EncoderClient, *, timeout_s: float, max_queued: int) -> None:
         self._client, self._timeout_s = client, timeout_s
         self._queue = QueueLimit(max_queued, "texts wait for the cross-encoder")
 

@@ -391,6 +391,15 @@ def test_a_row_is_out_of_reach_only_where_it_cannot_tie() -> None:
     assert exact.is_out_of_reach(below, last).all()
 
 
+def test_two_blocks_of_codes_propose_what_one_proposes(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = unit(np.random.default_rng(8).normal(size=(40, 8)).astype(np.float32))
+    whole = Int8Proposer(vectors).propose(vectors[:5], 12, None)
+    monkeypatch.setattr(exact, "CONSTANT_BYTES", 160)
+    halves = Int8Proposer(vectors).propose(vectors[:5], 12, None)
+    np.testing.assert_array_equal(np.sort(halves.ordinals), np.sort(whole.ordinals))
+    assert {int(one) for one in halves.ordinals[:, 0]} == set(range(5)), "each finds itself, in either half"
+
+
 def test_blocks_of_codes_are_whole_and_none_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "CONSTANT_BYTES", 100)
     for rows, dim, blocks in ((10, 10, 1), (11, 10, 2), (1, 3, 1), (99, 7, 7), (100, 7, 7), (101, 7, 8)):

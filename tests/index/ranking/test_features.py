@@ -75,6 +75,16 @@ def test_shares_of_words_are_by_rarity_and_a_premise_without_a_word_of_the_query
     np.testing.assert_allclose(_column("rank"), -np.log([1, 2, 3, 4]))
 
 
+def test_the_share_of_a_premise_is_of_all_its_words_however_frequent_they_are() -> None:
+    lexical = LexicalIndex.of(["ice melts"] * 9 + ["ice"])
+    first = SearchHits(np.array([0, 9]), np.array([1.0, 0.5], np.float32))
+    found = features_of(first, FirstWords(lexical.terms("ice"), first, lexical, None), QUERY, VECTORS[[0, 1]])
+    rare = lexical.rarity[lexical.row(0)[0]]
+    assert rare.sum() < 1, "both words stand in nearly all"
+    ice = float(lexical.rarity[lexical.terms("ice").ids[0]])
+    np.testing.assert_allclose(found[:, FEATURES.index("premise_covered")], [ice / rare.sum(), 1], rtol=1e-5)
+
+
 def test_what_iterative_bm25_does_not_find_ranks_at_three_hundred() -> None:
     words = FirstWords(LEXICAL.terms(TEXT), FIRST, LEXICAL, np.arange(len(FACTS)) != 4)
     ranks = np.exp(-features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals])[:, FEATURES.index("iterative")])
