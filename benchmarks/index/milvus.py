@@ -1,7 +1,8 @@
 """The cost of a Milvus to the index that asks it, and the speed of milvus-lite. `make bench NAME=milvus`.
 
 milvus-lite runs as a server of its own, so processor time here is the index's alone: it is the same before a cluster.
-Times of answers are milvus-lite's and say nothing of a cluster. Half a minute; needs milvus-lite.
+Times of answers are milvus-lite's and say nothing of a cluster. The same corpus is then asked through a process of the
+service. A minute; needs milvus-lite.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
 
+from aeenc import AsyncClient, IndexClient, values
 from benchmarks.harness.rows import Rows
+from benchmarks.harness.services import running_index
+from benchmarks.index.stand_in_encoder import StandInEncoder
 from services.corpus.generation import (
     KIND,
     VECTORS,
@@ -35,6 +40,7 @@ from support.servers.milvus_server import MilvusServer
 ROUNDS = 10
 K, DIM, CLUSTERS = 10, 384, 2_000
 SIZES = (2_000, 16_000)
+VOCABULARY, WORDS = 8_000, (4, 16)  # words of a corpus; the fewest and, exclusive, the most of a premise
 PATIENCE_S = 600.0  # of Milvus, while it indexes
 
 
@@ -47,6 +53,7 @@ def main() -> None:
         try:
             for size in SIZES:
                 asyncio.run(measure(rows, server.uri, store, size))
+            asyncio.run(serve(rows, server.uri, SIZES[-1]))
         finally:
             server.stop()
     rows.finish()
@@ -77,6 +84,56 @@ async def measure(rows: Rows, uri: str, store: ArtifactStore, size: int) -> None
         rows.note(f"{size:,}: {name}, milvus-lite", 1000 * statistics.median(seconds) / batch, "ms")
         rows.note(f"{size:,}: {name}, processor time of the index", spent_ms, "ms")
     await collections.close()
+
+
+async def serve(rows: Rows, uri: str, size: int) -> None:
+    """Builds a corpus of made-up words through the service, and asks another process, first with nothing read yet."""
+    facts, queries = worded(size, seed=3), worded(ROUNDS + 1, seed=4)
+    name = f"{size:,}, through the service"
+    with tempfile.TemporaryDirectory() as scratch:
+        async with StandInEncoder() as encoder:
+            settings = {"encoder_target": encoder.target, "backend": "milvus", "milvus_uri": uri}
+            async with (
+                running_index(Path(scratch), **settings) as index,
+                AsyncClient(index=index.process.target) as client,
+            ):
+                premises = [values.Premise(id=f"p{n}", text=text) for n, text in enumerate(facts)]
+                await client.index.build("bench", premises, timeout_s=PATIENCE_S)
+            async with (
+                running_index(Path(scratch), **settings) as index,
+                AsyncClient(index=index.process.target) as client,
+            ):
+                asked = client.index
+                laps = [await timed_ms(lambda: listed(asked)) for _ in range(ROUNDS)]
+                rows.note(f"{name}: all pages, cold", laps[0], "ms", f"then {statistics.median(laps[1:]):.0f}")
+                for mode in ("dense", "lexical", "hybrid"):
+                    laps = [
+                        await timed_ms(lambda q=q, m=mode: asked.retrieve("bench", [q], k=K, mode=m)) for q in queries
+                    ]
+                    rows.note(f"{name}: {mode}, one query", statistics.median(laps[1:]), "ms", f"first {laps[0]:.0f}")
+
+
+async def listed(index: IndexClient) -> int:
+    """Reads all premises, and counts them."""
+    return len([premise async for premise in index.list_premises("bench")])
+
+
+async def timed_ms(call: Callable[[], Awaitable[object]]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    await call()
+    return 1000 * (time.perf_counter() - started)
+
+
+def worded(count: int, *, seed: int) -> list[str]:
+    """Distinct texts of made-up words, few of which are frequent, as in any language."""
+    ranks = np.arange(1, VOCABULARY + 1)
+    shares = 1 / ranks / (1 / ranks).sum()
+    rng = np.random.default_rng(seed)
+    texts = dict[str, None]()
+    while len(texts) < count:
+        texts[" ".join(f"w{rank}" for rank in rng.choice(ranks, size=rng.integers(*WORDS), p=shares))] = None
+    return list(texts)
 
 
 def clustered(count: int, *, seed: int) -> np.ndarray:

@@ -29,7 +29,6 @@ from services.corpus.generation import Generation
 from services.index.dense.exact import (
     FAISS,
     SCAN_ROWS,
-    SLACK,
     FlatIndex,
     Int8Proposer,
     flat_over,
@@ -45,6 +44,7 @@ INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time
 SLICE_PRODUCTS = 4_000_000  # rows times queries of a slice of a large scan: about a tenth of a second at 384 dimensions
 SLICE_ROWS = 500_000  # of a slice; few queries wait for the memory rather than for the products
+REMOTE_SLACK = 8  # proposals beyond k in the first question: each is sent, and its vector is read
 WIDEST_SEARCH = 4096  # largest breadth of HNSW; beyond, a scan is as fast
 
 
@@ -226,7 +226,7 @@ class RemoteIndex:
                 "corpus with AEENC_INDEX_MILVUS_ENGINE=flat"
             )
         results: dict[int, SearchHits] = {}
-        pending, width = np.arange(len(queries)), min(k + SLACK, self._proposer.most)
+        pending, width = np.arange(len(queries)), min(k + REMOTE_SLACK, self._proposer.most)
         while True:
             proposed = self._proposer.propose(queries[pending], width, selection, params.ef_search)
             for row, (ordinals, products) in zip(pending.tolist(), proposed, strict=True):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.index.dense.approximate import RemoteIndex
-from services.index.dense.exact import SLACK, FlatIndex
+from services.index.dense.approximate import REMOTE_SLACK, RemoteIndex
+from services.index.dense.exact import FlatIndex
 from services.index.values import ALL, SearchParams
 
 
@@ -71,14 +71,14 @@ def test_only_queries_that_need_it_are_asked_again_each_time_for_four_times_as_m
     matrix, query = crowded(2000)
     rough = Rough(matrix)
     assert all(hits.exact for hits in hits_of(rough, np.stack([query, *lone(3)]), 5))
-    first = 5 + SLACK
-    assert rough.asked == [(4, first, 0), *((1, first * 4**n, 0) for n in range(1, 4))]
+    first = 5 + REMOTE_SLACK
+    assert rough.asked == [(4, first, 0), *((1, first * 4**n, 0) for n in range(1, 5))]
 
 
 def test_more_ties_than_the_system_gives_are_said_to_be_inexact():
     rough = Rough(np.repeat(lone(1), 600, axis=0), most=500)
     [hits] = hits_of(rough, lone(1), 5)
-    assert ([width for _, width, _ in rough.asked], hits.exact, len(hits.ordinals)) == ([37, 148, 500], False, 5)
+    assert ([width for _, width, _ in rough.asked], hits.exact, len(hits.ordinals)) == ([13, 52, 208, 500], False, 5)
     [hits] = hits_of(Rough(lone(600), most=500), lone(1), 550)
     assert (hits.exact, len(hits.ordinals)) == (False, 500)
 
@@ -87,7 +87,7 @@ def test_an_approximate_system_is_asked_once_and_refuses_to_be_exact():
     matrix, query = crowded(2000)
     rough = Rough(matrix, exact=False)
     hits = hits_of(rough, query[None], 5, ef_search=64)
-    assert (rough.asked, hits[0].exact) == ([(1, 5 + SLACK, 64)], False)
+    assert (rough.asked, hits[0].exact) == ([(1, 5 + REMOTE_SLACK, 64)], False)
     with pytest.raises(errors.Unimplemented, match=r"params\.exact"):
         hits_of(rough, query[None], 5, exact=True)
     [few] = hits_of(Rough(matrix[:3], exact=False), query[None], 5)

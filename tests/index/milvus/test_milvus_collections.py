@@ -191,7 +191,7 @@ async def test_nothing_is_asked_of_milvus_for_a_caller_who_has_left(serve, monke
         monkeypatch.setattr(
             "services.index.dense.approximate.is_out_of_reach", lambda *_: [False]
         )  # so that it asks more
-        monkeypatch.setattr("services.index.dense.approximate.SLACK", 1)
+        monkeypatch.setattr("services.index.dense.approximate.REMOTE_SLACK", 1)
         late = index.client.search("science", TWO, space_id=SPACE, k=1, timeout_s=0.2)
         await raises(errors.DeadlineExceeded, late)
         await asyncio.sleep(0.1)
