@@ -242,9 +242,8 @@ class Batcher:
             call.ended = max(call.ended, ended)
             if call.left == 0 and not call.done.done():
                 call.done.set_result(None)
-        asyncio.get_running_loop().call_soon(
-            self._observe, batch, ended - started, runner
-        )  # the waiting callers go first
+        # The waiting callers go first.
+        asyncio.get_running_loop().call_soon(self._observe, batch, ended - started, runner)
 
     def _observe(self, batch: Batch, seconds: float, runner: Runner) -> None:
         """Records a batch in the cost model and the metrics."""

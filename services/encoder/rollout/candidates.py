@@ -18,9 +18,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from aeenc import errors
+from services.encoder.rollout.history import PREMISES, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Description, Model
@@ -214,21 +216,25 @@ class Spaces:
     A space is served as a whole or not at all: without its premise encoder, its query vectors would fit nothing.
     """
 
-    def __init__(self, loader: CandidateLoader, versions: Versions) -> None:
-        self._loader, self._versions = loader, versions
-        self._refused: dict[str, tuple[str, str]] = {}  # of a space: the premise encoder that failed last, and why
+    def __init__(self, loader: CandidateLoader, versions: Versions, history: SwapHistory) -> None:
+        self._loader, self._versions, self._history = loader, versions, history
 
     async def open(self, space_id: str, version: str, *, retry_failed: bool = True) -> None:
-        """Serves the premises of a space by this encoder. If it fails, the labels that need it are refused."""
-        has_failed = self._refused.get(space_id, ("", ""))[0] == version
-        if self._versions.premise_versions.get(space_id) == version or (has_failed and not retry_failed):
+        """Serves the premises of a space by this encoder. A failure is recorded; labels of a closed space are refused.
+
+        Raises Unavailable when no space is open: what was served last may be at hand while the store is away.
+        """
+        row, started = LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC)), time.monotonic()
+        if self._history.has_failed(row) and not retry_failed:
             return
         try:
             premises = self._versions.models.get(version) or await self._loader.load(space_id, version, None)
         except errors.AeencError as error:
-            self._refused[space_id] = version, error.message
+            if isinstance(error, errors.Unavailable) and not self._versions.premise_versions:
+                raise
+            self._history.record(row, time.monotonic() - started, error.message)
             return
-        self._refused.pop(space_id, None)
+        self._history.forget((space_id, PREMISES))
         self._versions.open_space(space_id, premises)
 
     async def models(self, row: LabelRow) -> list[Model]:
@@ -258,6 +264,6 @@ class Spaces:
             return None
         version = self._versions.premise_versions.get(space_id)
         if version is None:
-            _, why = self._refused.get(space_id, ("", "the registry names none"))
+            why = self._history.failure(space_id, PREMISES) or "the registry names none"
             raise errors.FailedPrecondition(f"the premise encoder of space {space_id} cannot be served: {why}")
         return self._versions.models[version].description

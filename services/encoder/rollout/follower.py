@@ -25,7 +25,7 @@ from typing import Any
 from aeenc import errors
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import CandidateLoader, Spaces
-from services.encoder.rollout.history import SavedState, StateFile, SwapHistory
+from services.encoder.rollout.history import PREMISES, SavedState, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, Versions
 from services.encoder.runtime.model import FLOAT32, Model
 from services.kit import tracing
@@ -78,7 +78,7 @@ class Follower:
         self._versions, self._history, self._readiness, self._metrics = versions, history, readiness, metrics
         self._acknowledged: dict[LabelKey, tuple[int, str]] = {}  # revision and version acknowledged last
         self._state_file = StateFile(options.state_dir)
-        self._spaces = Spaces(loader, versions)
+        self._spaces = Spaces(loader, versions, history)
         self._tasks: set[asyncio.Task[None]] = set()
         self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
         self._loading: tuple[LabelRow, asyncio.Task[list[Model]]] | None = None
@@ -193,7 +193,7 @@ class Follower:
         others = {space for space, _ in named} - {space_id, CROSS_ENCODERS}
         self._versions.close_spaces_but(others)
         self._drop_unnamed()
-        await self._save()
+        await self._state_file.save(self._versions)
         self._behind = next((f"{why}; the other labels are followed" for why in self._newer.values()), "")
         self._elsewhere = [space for space, name in named if space in others and name == STABLE]
         self.show_readiness()
@@ -211,7 +211,8 @@ class Follower:
                 latest = named.get((loading.space_id, loading.name))
                 if latest is None or not _is_same(latest, loading):
                     task.cancel()
-            if (self._versions.space_id, STABLE) in named:  # first: what is acknowledged next is saved without these
+            # First: what is acknowledged next is saved without these.
+            if (self._versions.space_id or self._preferred, STABLE) in named:
                 self._withdraw_all_but(named)
             for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
                 models = self._spaces.loaded(row)
@@ -295,6 +296,9 @@ class Follower:
         elif unserved := [one for one in self._elsewhere if (one, STABLE) not in self._versions.labels]:
             reason = self._history.failure(unserved[0], STABLE)
             self._readiness.degraded(f"space {unserved[0]} is not served: {reason}")
+        elif refused := [one for one in self._versions.premise_versions if self._history.failure(one, PREMISES)]:
+            reason = self._history.failure(refused[0], PREMISES)
+            self._readiness.degraded(f"space {refused[0]} keeps its premise encoder: {reason}")
         elif failing := self._versions.failing():
             self._readiness.degraded(failing)
         elif self._options.handicap:
@@ -390,7 +394,7 @@ class Follower:
         """Serves what was served last, and takes nothing back that the first round has served already."""
         state = await self._state_file.load() or SavedState({}, [], {})
         if not self._versions.complete:
-            if not state.spaces:
+            if not (state.spaces and state.labels):
                 self._readiness.starting(f"nothing was served here before, and the registry is away: {why}")
                 return
             self._preferred = next(iter(state.spaces))
@@ -398,7 +402,10 @@ class Follower:
         self._loader.known = state.manifests
         try:
             for space_id, version in state.spaces.items():  # one that is open keeps its premise encoder
-                await self._spaces.open(space_id, self._versions.premise_versions.get(space_id, version))
+                try:
+                    await self._spaces.open(space_id, self._versions.premise_versions.get(space_id, version))
+                except errors.Unavailable as error:  # the next space may be at hand
+                    failure = failure or error.message
             for row in state.labels:
                 key = (row.space_id, row.name)
                 try:

@@ -23,6 +23,7 @@ from services.store.registry_rows import LabelRow
 log = get(__name__)
 
 KEPT_SWAPS = 20
+PREMISES = "(premises)"  # stands for a label: the premise encoder of a space
 FORMAT_VERSION = 1
 FILE = "labels.json"
 _RUN = re.compile("run-[0-9a-f]{16}")  # the label of a run, of which there are ever more
@@ -55,7 +56,7 @@ class SwapHistory:
         self._swaps.appendleft(swap)
         name = "run" if _RUN.fullmatch(row.name) else row.name
         self._metrics.swaps.labels(row.space_id, name, "failed" if reason else "ok").inc()
-        self._failures.pop((row.space_id, row.name), None)
+        self.forget((row.space_id, row.name))
         if reason:
             self._failures[row.space_id, row.name] = swap
             log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
@@ -80,9 +81,13 @@ class SwapHistory:
         failed = self._failures.get((row.space_id, row.name))
         return failed is not None and (failed.row.revision, failed.row.version) == (row.revision, row.version)
 
+    def forget(self, key: LabelKey) -> None:
+        """Forgets the failure of a label."""
+        self._failures.pop(key, None)
+
     def forget_all_but(self, labels: Collection[LabelKey]) -> None:
-        """Forgets the failures of all other labels."""
-        self._failures = {key: swap for key, swap in self._failures.items() if key in labels}
+        """Forgets the failures of all other labels; those of premise encoders stay."""
+        self._failures = {key: swap for key, swap in self._failures.items() if key in labels or key[1] == PREMISES}
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.encoder.rollout import history
 from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.store.redis import connect, key_prefix
@@ -93,6 +95,26 @@ async def test_a_label_of_the_next_major_release_stays_as_it_is_and_the_others_a
         await redis.hset(key, "format_version", 1)
         await registry.set_label(TINY_SPACE, "trial", before)
         await until(lambda: server.readiness.state == "SERVING")
+
+
+async def test_a_restart_onto_a_stable_of_the_next_major_release_saves_no_label_that_was_deleted(
+    serve: Any, registry: Registry, redis: Any, namespace: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    await registry.set_label(TINY_SPACE, "trial", tiny_checkpoint.version)
+
+    def saved() -> set[str]:
+        state = history.read_state(tmp_path / "state" / history.FILE)
+        return {row.name for row in state.labels} if state else set()
+
+    async with serve():
+        await until(lambda: saved() == {"stable", "trial"})
+    await redis.hset(f"{key_prefix(namespace)}label:{TINY_SPACE}:stable", "format_version", 2)
+    async with serve() as (server, client):
+        assert server.readiness.state == "DEGRADED"
+        await registry.delete_label(TINY_SPACE, "trial")
+        await until(lambda: saved() == {"stable"})
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
 
 
 async def test_a_new_default_space_whose_stable_is_of_the_next_major_release_stops_no_other_label(

@@ -10,7 +10,7 @@ from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
-from support.waiting import eventually, until
+from support.waiting import eventually, serves, until
 
 OTHER = "s" + "7" * 16
 
@@ -126,6 +126,90 @@ async def test_a_bad_premise_encoder_is_loaded_once_however_many_labels_need_it(
             row = await registry.set_label(OTHER, label, query.version)
             assert not (await registry.await_rollout(row, 20))[0].ok
     assert begun.count(premise.version) == 1
+
+
+async def test_an_open_space_keeps_its_premise_encoder_when_its_new_one_is_bad_and_says_so(
+    serve, artifact_store, registry, tiny_checkpoint
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    bad = write_tiny_checkpoint(artifact_store, seed=22, poison=True)
+    failed = {"space": TINY_SPACE, "label": "(premises)", "outcome": "failed"}
+    async with serve() as (server, client):
+        assert server.readiness.state == "SERVING"
+        await register(registry, bad)  # names it the premise encoder of the space
+        await until(lambda: server.readiness.state == "DEGRADED")
+        assert f"space {TINY_SPACE} keeps its premise encoder: checkpoint {bad.version} " in server.readiness.reason
+        assert server.metrics.get_sample_value("aeenc_encoder_swaps_total", failed) >= 1
+        swaps = [swap for swap in (await client.info()).swaps if swap.label.name == "(premises)"]
+        assert (swaps[0].ok, swaps[0].label.versions) == (False, (bad.version,))
+        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
+        await register(registry, tiny_checkpoint)
+        await until(lambda: server.readiness.state == "SERVING")
+
+
+async def test_a_start_while_the_store_is_away_serves_what_it_has_of_the_default_space_before(
+    serve, other, registry, tiny_checkpoint, monkeypatch
+) -> None:
+    premise, query = other
+    async with serve():
+        pass
+    await register(registry, premise)  # names its space the default
+    await registry.set_label(OTHER, "stable", query.version)
+    load, is_away = CandidateLoader.load, True
+
+    async def cached(self, space_id, version, *arguments):
+        if is_away and version != tiny_checkpoint.version:
+            raise errors.Unavailable("the bucket is away")
+        return await load(self, space_id, version, *arguments)
+
+    monkeypatch.setattr(CandidateLoader, "load", cached)
+    async with serve() as (server, client):
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert server.readiness.state == "DEGRADED"
+        is_away = False
+        await serves(client, query.version)
+        await until(lambda: server.readiness.state == "SERVING")
+
+
+async def test_a_start_while_registry_and_store_are_away_serves_once_they_are_back(
+    serve, registry, tiny_checkpoint, monkeypatch
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve():
+        pass
+    load, is_away = CandidateLoader.load, True
+
+    async def away(self, *arguments):
+        if is_away:
+            raise errors.Unavailable("the bucket is away")
+        return await load(self, *arguments)
+
+    monkeypatch.setattr(CandidateLoader, "load", away)
+    async with serve(wait=False) as (server, client):
+        await until(lambda: server.readiness.reason.endswith("nor can what was served here last: the bucket is away"))
+        is_away = False
+        await serves(client, tiny_checkpoint.version)
+        await until(lambda: server.readiness.state == "SERVING")
+
+
+async def test_a_deleted_label_is_withdrawn_while_no_stable_can_be_served(
+    serve, other, registry, artifact_store, tiny_checkpoint
+) -> None:
+    _, query = other
+    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tiny_checkpoint.version, poison=True)
+    await registry.delete_label(TINY_SPACE, "stable")
+    await register(registry, bad, label="stable")
+    await registry.set_label(OTHER, "trial", query.version)
+    served = {"space": OTHER, "label": "trial", "version": query.version}
+    async with serve(wait=False) as (server, _):
+
+        def is_served() -> bool:
+            return server.metrics.get_sample_value("aeenc_encoder_serving_revision", served) is not None
+
+        await until(is_served)
+        await until(lambda: server.readiness.reason.startswith("no version can be served"))
+        await registry.delete_label(OTHER, "trial")
+        await until(lambda: not is_served())
 
 
 async def test_a_restart_without_redis_serves_all_spaces_again(serve, other, registry, tmp_path) -> None:
