@@ -154,7 +154,7 @@ async def test_a_start_while_the_store_is_away_serves_what_it_has_of_the_default
     async with serve():
         pass
     await register(registry, premise)  # names its space the default
-    await registry.set_label(OTHER, "stable", query.version)
+    row = await registry.set_label(OTHER, "stable", query.version)
     load, is_away = CandidateLoader.load, True
 
     async def cached(self, space_id, version, *arguments):
@@ -166,6 +166,8 @@ async def test_a_start_while_the_store_is_away_serves_what_it_has_of_the_default
     async with serve() as (server, client):
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         assert server.readiness.state == "DEGRADED"
+        (rollout,) = await registry.await_rollout(row, 5)
+        assert "the bucket is away" in rollout.reason, "once something is served, the labels are followed"
         is_away = False
         await serves(client, query.version)
         await until(lambda: server.readiness.state == "SERVING")
