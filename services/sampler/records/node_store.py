@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
@@ -293,12 +293,16 @@ def _commit_arguments(run: Run, commit: NodeCommit) -> list[Any]:
 
 
 def _by_ordinal(nodes: Iterable[Node]) -> list[Any]:
-    return [text for node in nodes for text in (node.ordinal, json.dumps([FORMAT_VERSION, *astuple(node)[1:]]))]
+    return [text for node in nodes for text in (node.ordinal, json.dumps([FORMAT_VERSION, *_values_of(node)[1:]]))]
 
 
 def _result_json(result: Result) -> str:
-    accepted = [astuple(premise) for premise in result.accepted]
+    accepted = [_values_of(premise) for premise in result.accepted]
     return json.dumps([FORMAT_VERSION, result.failed, accepted, result.version])
+
+
+def _values_of(record: Node | AcceptedPremise) -> list[Any]:
+    return [*vars(record).values()]  # plain values: `astuple` copies each, a tenth of all that a node costs
 
 
 def _known_json(known: Known) -> str:
