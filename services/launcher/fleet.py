@@ -365,7 +365,7 @@ class Fleet:
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise errors.FailedPrecondition(
-                f"{path} cannot be read ({error!r}); restore it, or choose another --home"
+                f"{path} cannot be read ({type(error).__name__}: {error}); restore it, or choose another --home"
             ) from error
         return record
 

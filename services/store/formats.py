@@ -46,7 +46,7 @@ def damage_is_data_loss(what: object, remedy: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise errors.DataLoss(f"{what} cannot be read ({error!r}); {remedy}") from error
+        raise errors.DataLoss(f"{what} cannot be read ({type(error).__name__}: {error}); {remedy}") from error
 
 
 def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:

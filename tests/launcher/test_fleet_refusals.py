@@ -97,14 +97,19 @@ def test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_tha
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [('{"format_version": 2}', "has format_version 2"), ("{", "cannot be read"), ("[]", "cannot be")],
+    [
+        ('{"format_version": 2}', "has format_version 2"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be"),
+        ("\xff" * 1000, r"cannot be read \(UnicodeDecodeError: .*\); restore it"),
+    ],
 )
 def test_a_record_that_this_release_does_not_read_stops_up_and_down_by_name(tmp_path: Path, content: str, said: str):
-    (tmp_path / "fleet.json").write_text(content)
+    (tmp_path / "fleet.json").write_text(content, "latin-1")
     for call in (lambda: Fleet(tmp_path).up(Options(base_port=0)), Fleet(tmp_path).down):
         with pytest.raises(errors.FailedPrecondition, match=rf"fleet\.json {said}"):
             call()
-    assert (tmp_path / "fleet.json").read_text() == content
+    assert (tmp_path / "fleet.json").read_text("latin-1") == content
 
 
 def test_a_record_that_the_system_does_not_let_read_is_named_with_the_reason(tmp_path: Path):

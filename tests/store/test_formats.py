@@ -22,7 +22,7 @@ from services.encoder.rollout.history import StateFile
 from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
 from services.sampler.records.runs import Pair, config_from_json, config_json
 from services.store.artifacts import MANIFEST, ArtifactStore
-from services.store.formats import NewerFormat
+from services.store.formats import NewerFormat, damage_is_data_loss
 from services.store.redis import connect, key_prefix
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.jobs.files import JobFiles, TrainingPlan
@@ -235,6 +235,13 @@ async def test_a_record_without_a_number_is_damaged(place: Place, kind: str) -> 
     await store(place, record, content)
     with pytest.raises(errors.DataLoss, match=r"cannot be read|is not a manifest|has no format_version"):
         await found(record.read())
+
+
+def test_damage_is_told_without_the_damaged_content() -> None:
+    message = r"^the manifest cannot be read \(UnicodeDecodeError: .*\); restore it$"
+    with pytest.raises(errors.DataLoss, match=message) as caught, damage_is_data_loss("the manifest", "restore it"):
+        (b"\xff" * 1_000_000).decode()
+    assert len(caught.value.message) < 200
 
 
 async def test_an_encoder_leaves_saved_labels_of_a_newer_format_unread(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from services.trainer.evaluation.protocol import (
     merge_queries,
     ranks_of,
 )
-from services.trainer.evaluation.ranking import ranks_in
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, TreeLevel, tree_level
 from services.trainer.registry.checkpoints import active_generation, is_cross_encoder
 
@@ -360,18 +359,19 @@ class IndexRanks:
 
 
 def _ranks(found: Sequence[Sequence[Hit]], opened: Generation, gold: Sequence[NDArray[np.int64]]) -> list[Ranks]:
-    return [ranks_in(mine, _ordinals(hits, opened), UNRANKED) for hits, mine in zip(found, gold, strict=True)]
+    ranks = []
+    for hits, mine in zip(found, gold, strict=True):
+        rank_of = {hit.id: rank for rank, hit in enumerate(hits, start=1)}
+        ids = [opened.premises[ordinal].id for ordinal in mine.tolist()]  # fewer than the hits
+        ranks.append(np.array([rank_of.get(one, UNRANKED) for one in ids], dtype=np.int64))
+    return ranks
 
 
 def _scored(found: Sequence[Sequence[Hit]], opened: Generation, *, by_rank: bool) -> list[RankedPremises]:
     return [
         RankedPremises(
-            _ordinals(hits, opened).astype(np.int32),
+            np.array([opened.ordinal_by_id[hit.id] for hit in hits], dtype=np.int32),
             -np.arange(len(hits), dtype=np.float64) if by_rank else np.array([hit.score for hit in hits]),
         )
         for hits in found
     ]
-
-
-def _ordinals(hits: Sequence[Hit], opened: Generation) -> NDArray[np.int64]:
-    return np.array([opened.ordinal_by_id[hit.id] for hit in hits], dtype=np.int64)

@@ -115,7 +115,9 @@ def _add_tensors(digest: Any, path: Path) -> None:
                 digest.update(f"{name} {_ELEMENTS[tensor['dtype']]} {tuple(tensor['shape'])}".encode())
                 digest.update(data[start + begin : start + end])
         except (ValueError, KeyError, TypeError) as error:
-            raise DataLoss(f"{path} is not a safetensors file ({error!r}); export it again") from error
+            raise DataLoss(
+                f"{path} is not a safetensors file ({type(error).__name__}: {error}); export it again"
+            ) from error
 
 
 def pad_id_of(directory: Path) -> int:

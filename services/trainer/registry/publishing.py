@@ -105,9 +105,10 @@ class Publisher:
         if tandem is not None:
             if done := await self._tandems.begun(tandem, record.get("to", "")):
                 return await self._noted(request, done, _read_answer(record["answer"])[1])
-            before = await self._tandems.active(tandem.corpus)
-            if move.label == STABLE and before.space_id != tandem.space_id:
-                return await self._publish_tandem(move, request, tandem, before, wait_s)
+            if move.label == STABLE:
+                before = await self._tandems.active(tandem.corpus)
+                if before.space_id != tandem.space_id:
+                    return await self._publish_tandem(move, request, tandem, before, wait_s)
             moved, gate = await self._move(move, request)
         return replace(await self._followed(moved, wait_s), gate=gate)
 

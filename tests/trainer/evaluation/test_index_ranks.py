@@ -60,6 +60,18 @@ def ranking(index: Index, mode: Any = "dense") -> tuple[IndexRanks, Records]:
     return IndexRanks(index, opened, Retrieval(mode), "stable", None), records  # type: ignore[arg-type]
 
 
+async def test_hits_that_the_generation_does_not_know_are_passed_over():
+    ranked, _ = ranking(index := Index())
+    rankings = index.rankings
+
+    async def of_another_generation(*arguments: Any, **options: Any) -> Rankings:
+        found = await rankings(*arguments, **options)
+        return Rankings([[Hit("new", "a new premise", 2.0), *hits] for hits in found.results], "q1", ("x1",))
+
+    index.rankings = of_another_generation  # type: ignore[method-assign]
+    assert [one.tolist() for one in await ranked.of_gold(["t3"], [np.array([3, 4, 2])], 4)] == [[2, 3, UNRANKED]]
+
+
 async def test_a_part_is_ranked_at_a_time_and_off_the_event_loop(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evaluator, "PART", 2)
     index = Index()

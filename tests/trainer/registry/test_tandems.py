@@ -308,6 +308,22 @@ async def test_another_label_opens_the_space_for_an_evaluation_and_moves_no_gene
     assert await world.served() == before
 
 
+@pytest.mark.parametrize("label", ["canary", "trial"])
+async def test_another_label_than_stable_moves_while_the_index_is_away(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    tandem = await world.tandem(pairs[0])
+
+    def away(_: IndexClient, **_options: Any) -> Any:
+        raise errors.Unavailable("the index is away")
+
+    monkeypatch.setattr(IndexClient, "list_corpora", away)
+    published = await world.registry.publish(tandem.version, label=label, wait_s=20)
+    assert (published.label.name, published.label.space_id) == (label, tandem.space_id)
+    with pytest.raises(errors.Unavailable, match="the index is away"):
+        await world.registry.publish(tandem.version, wait_s=20)
+
+
 async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_leaves_nothing_behind(
     world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
