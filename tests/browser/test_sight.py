@@ -179,8 +179,9 @@ async def test_a_second_press_on_submit_neither_judges_nor_answers_what_came_und
         page = await at.window("ann")
         await page.set_viewport_size({"width": size[0], "height": size[1]})
         await shown(page, "hypothesis 0")
-        await page.evaluate(f"scrollTo(0, {down})")  # a low window shows no row whole before it
+        await page.locator(ROWS).first.evaluate("(row) => row.scrollIntoView({ block: 'center' })")
         await page.locator(".gutter.seen").first.wait_for()
+        await page.evaluate(f"scrollTo(0, {down})")
         box = await page.get_by_role("button", name="Submit").bounding_box()
         spot = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         question = page.get_by_role("alertdialog", name="Nothing is accepted")
