@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from browser.test_screens import picture
 
 from aeenc.registry import RegistryClient
 from services.store.registry import Registry
+from services.store.registry_rows import CheckpointRow
+from services.trainer import convert
 from support.models.tiny_checkpoints import (
     TINY_SPACE,
     TinyCheckpoint,
@@ -180,6 +183,50 @@ async def test_a_label_of_several_spaces_is_rolled_back_in_the_space_of_its_row(
             moved = await stable()
             assert moved.pop(space)["versions"] == [older]
             assert moved == {other: row for other, row in found.items() if other != space}
+
+
+async def test_the_overview_asks_for_no_more_versions_than_it_shows(
+    world: TrainerWorld, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [row] = await registry.checkpoints.all()
+    for n in range(250):
+        await registry.checkpoints.add(replace(row, version=f"q{n:016x}", pretrained=False))
+    sent: list[str] = []
+    to_checkpoint = convert.to_checkpoint
+
+    def counted(row: CheckpointRow, *rest: Any) -> Any:
+        sent.append(row.version)
+        return to_checkpoint(row, *rest)
+
+    monkeypatch.setattr(convert, "to_checkpoint", counted)
+    async with workbench(world, tmp_path) as (url, links), httpx.AsyncClient(base_url=url, timeout=30) as http:
+        await signed_in(http, links, "admin")
+        versions = (await http.get("/api/training")).json()["versions"]
+    assert list(versions) == sent
+
+
+async def test_a_job_of_one_step_is_drawn_and_has_no_phase_after_its_end(bench: Any) -> None:
+    progress = {"phase": "exporting", "epochs_done": 1, "steps_done": 1, "steps": 1, "loss": 0.5, "validation_map": 0.0}
+    job = {"id": "job-1", "state": "succeeded", "error": "", "version": "v2", "created_at": "2026-01-01T00:00:00Z"}
+    job |= {"config": {"corpus": "science", "run_ids": [], "epochs": 1}}
+    job |= {"progress": {**progress, "positives": 5, "negatives": 3}}
+    known = {
+        "runs": [],
+        "jobs": [job],
+        "versions": {"v2": {"space_id": "s0", "pretrained": False, "created_at": job["created_at"]}},
+        "labels": [],
+        "gold": 0,
+    }
+    async with bench() as at:
+        page = await at.window("chief", "admin")
+        await page.route("**/api/training", lambda route: route.fulfill(json=known))
+        told = {"content_type": "text/event-stream", "body": f"data: {json.dumps(job)}\n\n"}
+        await page.route("**/api/jobs/*/events", lambda route: route.fulfill(**told))
+        await page.goto(f"{at.url}/#training")
+        drawn = page.get_by_role("region", name="Job")
+        await drawn.get_by_role("img").wait_for()
+        assert await drawn.locator("circle.loss").count() == 1
+        assert "exporting" not in await drawn.inner_text()
 
 
 def cross_encoders(world: TrainerWorld) -> Callable[[int], TinyCheckpoint]:

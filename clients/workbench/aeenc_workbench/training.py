@@ -13,12 +13,12 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
-from aeenc_workbench.calls import Body, Call, described, first, make_routes
+from aeenc_workbench.calls import MAX_LISTED, Body, Call, described, first, make_routes
 from aeenc_workbench.events import NO_STORE, server_sent
 
 TRAINING_SPLIT = "train"  # as `aeenc train`: no text of other splits is learned from
 TRIAL = "trial"  # what is measured before it is published
-MAX_LISTED = 20  # jobs
+MAX_JOBS = 20
 ROLLOUT_S = 10.0  # how long a publication waits for the encoders; their page shows what comes later
 
 
@@ -70,14 +70,14 @@ async def overview(call: Call) -> Any:
                 "refused": run.progress.negatives,
                 **described(run),
             }
-            for run in await first(client.sampler.list_runs())
+            for run in await first(client.sampler.list_runs(page_size=MAX_LISTED))
         ],
-        "jobs": await first(client.trainer.list_jobs(page_size=MAX_LISTED), MAX_LISTED),
+        "jobs": await first(client.trainer.list_jobs(page_size=MAX_JOBS), MAX_JOBS),
         "versions": {
             one.version: {"space_id": one.space_id, "pretrained": one.pretrained, "created_at": one.created_at}
-            for one in await first(client.trainer.list_checkpoints())
+            for one in await first(client.trainer.list_checkpoints(page_size=MAX_LISTED))
         },
-        "labels": await first(client.registry.list_labels()),
+        "labels": await first(client.registry.list_labels(page_size=MAX_LISTED)),
         "gold": len(call.gold),
     }
 
