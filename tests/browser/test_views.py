@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,25 @@ import pytest
 from aeenc_workbench.sign_in import Person
 from browser.test_safety import findings, needs_axe
 
-from aeenc.oracle import EXPLAINS, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Verdict
+from aeenc.people import PAGE
+from services.sampler.people.overview import Overview
 from support.waiting import eventually
 
 pytestmark = pytest.mark.browser
 
 
+async def disagree(bench: Any, run_id: str, tree: int = 0) -> None:
+    """Answers the root of a tree twice, once for each of its first two candidates."""
+    for name, choice in (("ann", 0), ("bob", 1)):
+        [lease] = await bench.people.lease(name, run_id=run_id, hypothesis_id=f"tree-{tree}")
+        await bench.people.submit(lease, [lease.task.candidates[choice].premise.id])
+
+
 async def disputed(bench: Any, text: str) -> str:
     """Starts a run in which two people disagree."""
     run_id: str = await bench.run([text], max_depth=0)
-    for name, choice in (("ann", 0), ("bob", 1)):
-        [lease] = await bench.people.lease(name, run_id=run_id)
-        await bench.people.submit(lease, [lease.task.candidates[choice].premise.id])
+    await disagree(bench, run_id)
     return run_id
 
 
@@ -99,6 +105,90 @@ async def test_a_lead_begins_with_the_disputes_of_all_runs_each_with_what_decide
         assert [one.decision.annotator async for one in at.people.list_tasks(first)] == ["lea"]
         ann = await at.window("ann")
         assert await ann.evaluate("fetch('/api/disputes').then((one) => one.status)") == 403
+
+
+async def test_an_answer_changed_after_its_run_has_ended_is_disputed_again_and_can_be_decided(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        ended = await at.run(["hypothesis 0"], max_depth=0)
+        for name in ("ann", "bob"):
+            [lease] = await at.people.lease(name, run_id=ended)
+            accepted = lease.task.candidates[0].premise.id
+            answer = await at.people.submit(lease, [accepted])
+        await at.people.settle(ended, lease.task.task_id, "bob")
+        await at.sampler.wait(ended)
+        await at.people.amend(answer.answer_id, {accepted: REFUSES}, "bob")
+        await disputed(at, "hypothesis 1")
+        page = await at.window("lea", "adjudicator")
+        await page.get_by_role("region", name="Disputed: hypothesis 1").wait_for()
+        await page.locator("label", has_text="Run").locator("select").select_option(ended)
+        again = page.get_by_role("region", name="Disputed: hypothesis 0")
+        await again.get_by_role("button", name="Accept").click()
+        await again.get_by_role("button", name="Decide").click()
+        await again.wait_for(state="detached")
+        assert [one.decision.annotator async for one in at.people.list_tasks(ended)] == ["lea"]
+        assert await page.get_by_role("region", name="Disputed: hypothesis 1").count() == 1
+
+
+async def test_disputes_are_read_as_far_as_there_are_any_and_one_look_at_a_time(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    tasks = Overview.tasks
+
+    async def counted(self: Overview, run_id: str, state: Any, limit: int, after: int) -> Any:
+        read.append(after)
+        return await tasks(self, run_id, state, limit, after)
+
+    async with bench(overlap=2, policy="adjudicate") as at:
+        run_id = await at.run([f"hypothesis {n}" for n in range(250)], max_depth=0)
+        await disagree(at, run_id)
+        monkeypatch.setattr(Overview, "tasks", counted)
+        page = await at.window("lea", "adjudicator")
+        await page.get_by_role("region", name="Disputed: hypothesis 0").wait_for()
+        await page.wait_for_timeout(3000)  # the look that follows a connection is over
+        assert max(read) < PAGE, "the page of tasks behind the last dispute"
+
+        asked, free = [0, 0], asyncio.Event()  # looks at once, and at most
+
+        async def late(route: Any) -> None:
+            asked[0] += 1
+            asked[1] = max(asked)
+            await free.wait()
+            asked[0] -= 1
+            await route.continue_()
+
+        await page.route("**/api/disputes*", late)
+        for n in range(1, 4):
+            await disagree(at, run_id, n)
+            await page.wait_for_timeout(2500)
+        assert asked[1] == 1, "a look that began before the last one had ended"
+        free.set()
+        await page.get_by_role("region", name="Disputed: hypothesis 3").wait_for()
+
+
+async def test_a_list_of_disputes_that_cannot_be_read_is_told(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        await disputed(at, "hypothesis 0")
+        page = await at.window("lea", "adjudicator")
+        await page.get_by_role("region", name="Disputed: hypothesis 0").wait_for()
+        free = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            await free.wait()
+            await route.continue_()
+
+        await page.route("**/api/events", lambda route: route.abort())
+        await page.route("**/api/queues", late)  # the run is chosen after the answer
+        await page.route("**/api/runs", late)
+        await page.route("**/api/disputes*", lambda route: route.fulfill(status=500, json={"detail": "out of order"}))
+        await page.goto(f"{at.url}/#lead")
+        await page.reload()
+        told = page.get_by_role("alert").filter(has_text="out of order")
+        await told.wait_for()
+        free.set()
+        await page.get_by_role("heading", name="Agreement").wait_for()
+        await page.wait_for_timeout(500)
+        assert await told.count() == 1
 
 
 async def waited(bench: Any, name: str, run_id: str) -> Any:
@@ -386,27 +476,3 @@ async def test_who_comes_back_late_gets_the_same_task_or_hears_that_it_is_gone(b
                 await page.locator(".gutter.seen").first.wait_for()
                 assert await page.get_by_text("Your time for").count() == 0, "it is the same task"
         await page.get_by_text("Your time for “hypothesis 0” has ended").wait_for()
-
-
-async def test_a_job_of_one_step_is_drawn_and_has_no_phase_after_its_end(bench: Any) -> None:
-    progress = {"phase": "exporting", "epochs_done": 1, "steps_done": 1, "steps": 1, "loss": 0.5, "validation_map": 0.0}
-    job = {"id": "job-1", "state": "succeeded", "error": "", "version": "v2", "created_at": "2026-01-01T00:00:00Z"}
-    job |= {"config": {"corpus": "science", "run_ids": [], "epochs": 1}}
-    job |= {"progress": {**progress, "positives": 5, "negatives": 3}}
-    known = {
-        "runs": [],
-        "jobs": [job],
-        "versions": {"v2": {"space_id": "s0", "pretrained": False, "created_at": job["created_at"]}},
-        "labels": [],
-        "gold": 0,
-    }
-    async with bench() as at:
-        page = await at.window("chief", "admin")
-        await page.route("**/api/training", lambda route: route.fulfill(json=known))
-        told = {"content_type": "text/event-stream", "body": f"data: {json.dumps(job)}\n\n"}
-        await page.route("**/api/jobs/*/events", lambda route: route.fulfill(**told))
-        await page.goto(f"{at.url}/#training")
-        drawn = page.get_by_role("region", name="Job")
-        await drawn.get_by_role("img").wait_for()
-        assert await drawn.locator("circle.loss").count() == 1
-        assert "exporting" not in await drawn.inner_text()

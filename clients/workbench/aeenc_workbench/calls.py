@@ -342,15 +342,19 @@ async def answers(call: Call) -> Any:
 
 
 async def disputes(call: Call) -> Any:
-    """The disputed tasks of all runs that ask a queue, each with its run."""
+    """The disputed tasks of the run `run`, ended or not, and of all live runs that ask a queue, each with its run."""
     call.person.must_be("adjudicator")
     counted = [counts for queue in await call.client.people.list_queues() for counts in queue.runs]
+    disputed = {counts.run_id: counts.conflicts for counts in counted}
+    if asked := call.request.query_params.get("run"):
+        disputed = {asked: MAX_LISTED, **disputed}  # nobody counts those of an ended run
     found: list[dict[str, Any]] = []
-    for run_id in [counts.run_id for counts in counted if counts.conflicts]:
-        with contextlib.suppress(NotFound):  # the run was deleted meanwhile
-            disputed = await first(call.client.people.list_tasks(run_id, state="conflict"))
-            found += [{"run_id": run_id, "judged": task} for task in disputed]
-    return found[:MAX_LISTED]
+    for run_id, conflicts in disputed.items():
+        if at_most := min(conflicts, MAX_LISTED - len(found)):
+            with contextlib.suppress(NotFound):  # the run was deleted meanwhile
+                tasks = await first(call.client.people.list_tasks(run_id, state="conflict"), at_most)
+                found += [{"run_id": run_id, "judged": task} for task in tasks]
+    return found
 
 
 async def adjudicate(call: Call) -> Any:

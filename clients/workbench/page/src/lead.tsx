@@ -6,14 +6,13 @@ import { runName, SAID, SAYS } from "./words";
 const COLUMNS: [keyof Counts, string][] = [
   ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
 ];
-const LOOK_MS = 300; // after an event, so that several make one look
-const COUNT_MS = 2000;
+const COUNT_MS = 2000; // after an event, so that several make one look
 const FIGURES_MS = 10_000; // agreement takes the sampler seconds
 const DISPUTES = ["conflict", "adjudicated", "closed", "amended", "undone", "lowered"]; // events after which other tasks are disputed
 const DONE: Record<string, string> = { amended: "changed an answer", undone: "took an answer back", adjudicated: "decided", released: "gave it back", lowered: "asked fewer people", hastened: "let it go on", withdrawn: "retrieved again" }; // other kinds say it themselves
 const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
 
-export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => void }) {
+export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => Promise<void> }) {
   const live = queues.flatMap((queue) => queue.runs.map((run) => run.run_id));
   const [known, setKnown] = useState<QueuedRun[]>([]);
   const ended = known.filter((one) => !live.includes(one.run_id));
@@ -33,7 +32,7 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
   const of = <T,>(run: string, what: string, draw: (found: T) => void): Promise<void> =>
     call<T>(`/api/runs/${encodeURIComponent(run)}/${what}`).then((found) => { if (chosen.current === run) draw(found); })
       .catch((error: Error) => { if (chosen.current === run) failed(error); });
-  const loadDisputes = (): Promise<unknown> => latest(call<Dispute[]>("/api/disputes"), setDisputes, failed);
+  const loadDisputes = (): Promise<unknown> => latest(call<Dispute[]>(`/api/disputes?run=${encodeURIComponent(chosen.current)}`), setDisputes, failed);
   const loadFigures = async (): Promise<void> => {
     const run = chosen.current;
     await of<Change[]>(run, "changes", setChanges);
@@ -45,8 +44,7 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
     if (!run && queues.length > 0 && runs[0]) setRun(most?.run_id ?? runs[0]);
   }, [queues, known]);
   useEffect(() => {
-    void loadDisputes();
-    const looks = { counts: paced(reloadQueues, COUNT_MS), disputes: paced(loadDisputes, LOOK_MS), figures: paced(loadFigures, FIGURES_MS) };
+    const looks = { counts: paced(reloadQueues, COUNT_MS), disputes: paced(loadDisputes, COUNT_MS), figures: paced(loadFigures, FIGURES_MS) };
     const stop = follow((event) => {
       looks.counts.ask();
       if (event.run === chosen.current) looks.figures.ask();
@@ -55,10 +53,11 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
     return () => { stop(); Object.values(looks).forEach((look) => look.stop()); };
   }, []);
   useEffect(() => {
+    if (chosen.current) setTold(""); // what is told before a run is chosen is not of another run
     chosen.current = run;
     setAgreed(null);
     setChanges(null);
-    setTold("");
+    void loadDisputes();
     if (run) void loadFigures();
   }, [run]);
 
@@ -116,13 +115,18 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
   );
 }
 
-// Does something a while after it was asked for, once for all that ask meanwhile.
-function paced(does: () => unknown, pauseMs: number): { ask: () => void; stop: () => void } {
-  let due: ReturnType<typeof setTimeout> | undefined;
-  return {
-    ask: () => { due ??= setTimeout(() => { due = undefined; does(); }, pauseMs); },
-    stop: () => clearTimeout(due),
+// Does something a while after it was asked for, once for all that ask meanwhile, and never twice at a time.
+function paced(does: () => Promise<unknown>, pauseMs: number): { ask: () => void; stop: () => void } {
+  let due: ReturnType<typeof setTimeout> | undefined; // until it is done
+  let again = false;
+  const go = async (): Promise<void> => {
+    again = false;
+    await does();
+    due = undefined;
+    if (again) ask();
   };
+  const ask = (): void => { if (due) again = true; else due = setTimeout(() => void go(), pauseMs); };
+  return { ask, stop: () => { again = false; clearTimeout(due); } };
 }
 
 function Files({ run }: { run: string }) {

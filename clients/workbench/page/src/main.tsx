@@ -23,7 +23,7 @@ function App() {
   const [queues, setQueues] = useState<Queue[]>([]);
   const [view, setView] = useState(location.hash.slice(1));
   const [connected, setConnected] = useState(true);
-  const reloadQueues = (): void => { call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined); };
+  const reloadQueues = (): Promise<void> => call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined);
 
   // The call after it is refused, and that answer says how to sign in.
   const signOut = (): void => { call("/sign-out", {}).then(() => { setLeft(true); return call("/api/me"); }).catch((error: Error) => setRefused(error.message)); };
