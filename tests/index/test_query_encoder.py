@@ -123,6 +123,20 @@ async def test_only_a_call_of_too_many_texts_is_sent_again_in_parts(texts, field
     assert client.asked == asked
 
 
+async def test_texts_go_out_also_after_senders_that_died():
+    class Encoder(QueryEncoder):
+        async def _encode(self, _key, batch):
+            if batch[0].texts == ("steam",):
+                raise ValueError("nobody has thought of this")
+            for asked in batch:
+                asked.answer.set_result(Encoded(np.zeros((1, 2), np.float32), "q", SPACE, values.Timings(), 0))
+
+    encoder, key = Encoder(HeldEncoder()), EncodeOptions(space_id=SPACE)  # type: ignore[arg-type]
+    for _ in range(WINDOW):
+        await raises(errors.DeadlineExceeded, encoder.encode(["steam"], key, left_s=0.05))
+    assert (await encoder.encode(["ice"], key, left_s=2.0)).model_version == "q"
+
+
 async def test_closing_ends_calls_to_the_encoder_and_tells_their_callers():
     client, key = HeldEncoder(), EncodeOptions(space_id=SPACE)
     encoder = QueryEncoder(client)  # type: ignore[arg-type]

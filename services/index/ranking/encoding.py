@@ -119,12 +119,13 @@ class QueryEncoder:
         await asyncio.gather(*senders, return_exceptions=True)
 
     async def _send(self, name: tuple[EncodeOptions, bool], queue: _Queue) -> None:
-        while batch := _next(queue.waiting):
-            await self._encode(name[0], batch)
-        # At once: a new text must not rely on this task.
-        queue.senders.discard(asyncio.current_task())
-        if not queue.senders:
-            del self._queues[name]
+        try:
+            while batch := _next(queue.waiting):
+                await self._encode(name[0], batch)
+        finally:  # at once: a new text must not rely on this task
+            queue.senders.discard(asyncio.current_task())
+            if not queue.senders:
+                del self._queues[name]
 
     async def _encode(self, key: EncodeOptions, batch: list[_EncodeRequest]) -> None:
         try:

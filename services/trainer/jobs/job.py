@@ -174,7 +174,7 @@ def job_then(job: Job, values: Mapping[str, str]) -> Job:
 
 
 def _changing(record: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the fields that an event has. All but the state are missing before the first."""
+    """Reads the fields that an event has. All but the state may be missing."""
     ended_at = record.get("ended_at")
     return {
         "state": record["state"],

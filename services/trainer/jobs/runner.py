@@ -50,6 +50,7 @@ from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end,
 log = get(__name__)
 
 TRANSIENT = (errors.Unavailable, errors.Overloaded, errors.DeadlineExceeded)  # the same call may succeed later
+ENDED_ELSEWHERE = "it was ended elsewhere"
 FIRST_S = 1.0
 LONGEST_S = 30.0
 MOST_ENDS = 5
@@ -150,11 +151,12 @@ class JobRunner:
 
         async def is_over() -> str:
             state = await self._store.state(job_id)
-            return "" if state in LIVE else f"it was ended elsewhere: {state}"
+            return "" if state in LIVE else f"{ENDED_ELSEWHERE}: {state}"
 
         try:
             if why := await lease.during(self._do(job_id), is_over):
-                log.warning("job was stopped", job=job_id, reason=why)
+                tell = log.info if why.startswith(ENDED_ELSEWHERE) else log.warning
+                tell("job was stopped", job=job_id, reason=why)
                 return
         except (*TRANSIENT, NewerFormat) as error:
             pause_s = self._backoff.postpone(job_id, error.message)

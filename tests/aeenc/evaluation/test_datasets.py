@@ -12,6 +12,7 @@ from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation import (
     RatedDataset,
+    accessible_folded,
     accessible_of,
     gold_folded,
     gold_of,
@@ -151,3 +152,12 @@ def test_a_premise_that_says_the_same_as_others_has_the_highest_of_their_grades(
     folded = list(gold_folded([("why?", rated), ("what?", ["a nail is iron"])], candidates, standing))
     assert folded[0] == ("why?", {"iron is a metal": 3.0, "Magnets a magnet pulls iron": 1})
     assert folded[1] == ("what?", {"iron is a metal": 1})
+
+
+@pytest.mark.parametrize("standing", [{"d1": "d1", "d2": "d2"}, {"d1": "d1", "d2": "d2", "d3": "d9"}])
+def test_a_candidate_that_a_folded_corpus_does_not_have_is_named(beir: Path, standing: dict[str, str]):
+    candidates = load_data(beir).candidates()
+    with pytest.raises(InvalidArgument, match=r"candidate 'd3' .* build"):
+        list(gold_folded([("why?", ["a nail is iron"])], candidates, standing))
+    with pytest.raises(InvalidArgument, match=r"candidate 'd3' .* build"):
+        accessible_folded({"why?": Accessible(before_id="d2")}, candidates, standing)

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from aeenc import errors
 from services.kit.limits import Limits
@@ -74,9 +75,12 @@ async def test_work_ends_at_the_next_renewal_when_somebody_else_has_ended_the_jo
             stopped.set()
 
     computing(bench, long_phase)
-    bench.runner.start()
-    await asyncio.wait_for(stopped.wait(), 30)
-    await eventually(lambda: bench.store.cycles.lease(bench.job.id, "another", 60.0).renew())
+    with capture_logs() as logs:
+        bench.runner.start()
+        await asyncio.wait_for(stopped.wait(), 30)
+        await eventually(lambda: bench.store.cycles.lease(bench.job.id, "another", 60.0).renew())
+        await until(lambda: "job was stopped" in [line["event"] for line in logs])
+    assert [line["log_level"] for line in logs if line["event"] == "job was stopped"] == ["info"]
 
 
 async def test_a_cancelled_job_is_let_go_only_after_its_process_has_ended(bench: Bench, monkeypatch):

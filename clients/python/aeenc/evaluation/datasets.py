@@ -11,7 +11,7 @@ A query with `before` may be explained by premises that stand before that one in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -73,9 +73,10 @@ def gold_folded(
     """Yields gold queries with the premises that stand for those that say the same, each with its highest grade.
 
     `standing` has the id of a candidate -> the id of the one that stands for it, as a corpus with `fold_similar` has
-    them.
+    them. Raises InvalidArgument naming a candidate for which none of them stands.
     """
     texts = {one.id: one.text for one in candidates}
+    _check_standing(texts, standing)
     stands = {text: texts[standing[name]] for name, text in texts.items()}
     for query, premises in queries:
         gold: dict[str, float] = {}
@@ -89,12 +90,22 @@ def accessible_folded(
 ) -> dict[str, Accessible]:
     """Returns what is accessible where some candidates stand with an earlier one; `standing` as in `gold_folded`.
 
-    Before one of those is what is before the next that stands for itself; where none follows, all is.
+    Before one of those is what is before the next that stands for itself; where none follows, all is. Raises as
+    `gold_folded`.
     """
     names = [one.id for one in reversed(candidates)]
+    _check_standing(names, standing)
     following = accumulate(names, lambda end, name: name if standing[name] == name else end, initial="")
     ends = dict(zip(names, [*following][1:], strict=True))
     return {text: replace(one, before_id=ends.get(one.before_id, "")) for text, one in accessible.items()}
+
+
+def _check_standing(names: Collection[str], standing: Mapping[str, str]) -> None:
+    known = set(names)
+    if lost := next((name for name in names if standing.get(name) not in known), None):
+        raise InvalidArgument(
+            f"candidate {lost!r} has no premise in the folded corpus; build that from these candidates again"
+        )
 
 
 def read_beir(root: Path) -> dict[str, RatedSet]:
