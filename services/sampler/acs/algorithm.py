@@ -416,6 +416,8 @@ class NodeRound:
         following = replace(self, known=known, asked=(), round=self.round + 1)
         if config.step and (unasked := [one for one in self.candidates if one.id not in known.pairs]):
             return replace(following, asked=unasked[: config.step])
+        if config.step and not self.retrievals:  # what another version's task has asked was not all of its first k
+            return replace(following, retrievals=1)
         explaining = tuple(candidate.id for candidate in self.explaining(known))
         retrieves = (config.conditioned or said is NodeVerdict.PREMISE_MISSING) and self.retrievals < ROUNDS
         if not retrieves or len(explaining) == len(self.accepted):
@@ -424,8 +426,7 @@ class NodeRound:
 
     def anew(self) -> NodeRound:
         """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""
-        judged = [one for one in self.candidates if one.id in self.known.pairs]
-        return replace(self, candidates=judged, asked=(), reserved=len(self.asked))
+        return replace(self, candidates=self._judged, asked=(), reserved=len(self.asked))
 
     def with_nearest(self, found: Sequence[Candidate], k: int, version: str = "", step: int = 0) -> NodeRound:
         """The round with what a version has retrieved; it asks about the first k that may be candidates.
@@ -440,12 +441,18 @@ class NodeRound:
         return replace(self, candidates=candidates, asked=asked[: step or None], version=version, settled=settled)
 
     def begun_by(self, task: Task | None) -> NodeRound:
-        """The round with what another version's task asks that an earlier worker has put before people."""
+        """The round with what another version's task asks that an earlier worker has put before people.
+
+        What this version has retrieved does not count: with steps it is retrieved again, after the task.
+        """
         if task is None or task.model_version == self.version or any(c.id in self.known.pairs for c in task.candidates):
             return self
-        asked = {candidate.id for candidate in task.candidates}
-        candidates = [*task.candidates, *(one for one in self.candidates if one.id not in asked)]
-        return replace(self, candidates=candidates, asked=task.candidates, version=task.model_version)
+        there, before = [*task.candidates, *self._judged], self.retrievals - 1
+        return replace(self, candidates=there, asked=task.candidates, version=task.model_version, retrievals=before)
+
+    @property
+    def _judged(self) -> list[Candidate]:
+        return [one for one in self.candidates if one.id in self.known.pairs]
 
     def _said(self, known: Known) -> NodeVerdict:
         """The last verdict on the node that a remote oracle has given, if the same was accessible there."""

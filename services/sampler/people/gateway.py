@@ -102,11 +102,10 @@ class PeopleGateway(Gateway):
         ]
 
     async def asked(self, run_id: str, queries: Mapping[str, str]) -> dict[str, Task]:
-        """What people were asked, and the run has not recorded, of these nodes, given with their queries."""
+        """What people were asked for these nodes, given with their queries, and not for another tree's."""
         ids = [one for one in await self._tasks.asking(run_id, list(queries.values())) if one]
-        found = {one.task.query: one for one in (await self._tasks.read_many(run_id, ids))[0] if not one.withdrawn}
-        there = {node_id: found[query] for node_id, query in queries.items() if query in found}
-        return {name: one.task for name, one in there.items() if not one.settled or one.node_id == name}
+        found, _ = await self._tasks.read_many(run_id, ids)
+        return {one.node_id: one.task for one in found if one.node_id in queries and not one.withdrawn}
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:
         """Withdraws what these nodes ask, as far as nobody has begun it."""
@@ -121,7 +120,7 @@ class PeopleGateway(Gateway):
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | WithdrawnTask]:
         """Puts one task before people and waits until it is withdrawn, or decided and can no longer be taken back."""
-        [task], told = tasks, asyncio.get_running_loop().create_future()
+        [task], told = tasks, asyncio.get_running_loop().create_future()  # one, by QueueSettings.batch_tasks
         asking, name = self._asking.setdefault(run_id, _Asking()), task_name(task.query, task.candidates)
         asking.waiting[name], asking.new[name] = (task, told), None
         self._awake.set()

@@ -323,7 +323,8 @@ def put_back(record: TaskRecord, task: Task) -> Change:
     if not record.withdrawn:
         return Change(record)
     asked = replace(task, task_id=record.task.task_id)
-    return Change(replace(record, task=asked, withdrawn=False), (_event(TaskEventKind.QUEUED),))
+    now = replace(record, task=asked, node_id=task.task_id, withdrawn=False)
+    return Change(now, (_event(TaskEventKind.QUEUED),))
 
 
 def _decided(change: Change, at: float) -> Change:

@@ -10,6 +10,7 @@ from services.sampler.acs.algorithm import (
     Growth,
     Known,
     Node,
+    NodeAnswer,
     NodeRound,
     Result,
     Tree,
@@ -114,9 +115,20 @@ def test_a_round_goes_on_with_what_another_version_asks_of_people_unless_that_wa
     task = Task("a", "run", "q", (), (), (other, found[1]), "version-1")
     begun = here.begun_by(task)
     assert ([one.id for one in begun.asked], begun.version) == (["p3", "p2"], "version-1")
-    assert [one.id for one in begun.candidates] == ["p3", "p2", "p1"]
+    assert [one.id for one in begun.candidates] == ["p3", "p2"], "a round has one version"
     assert here.begun_by(None) is here
     assert here.begun_by(Task("a", "run", "q", (), (), (other,), "version-2")) is here
     answered = Known({"p3": known_by(Verdict(premise_id="p3", judgement=Judgement.EXPLAINS), other)})
     later = NodeRound(tree, tree.nodes[0], answered).with_nearest(found, 2, "version-2")
     assert later.begun_by(task) is later, "a round before has asked it"
+    no = Judgement.DOES_NOT_EXPLAIN
+    refused = {one.id: Verdict(premise_id=one.id, judgement=no) for one in (*task.candidates, *found)}
+    answer = NodeAnswer("0-0", refused, "ann")
+    outcome = begun.outcome(answer)
+    assert begun.next_round(outcome, DEEP, answer) is None
+    again = begun.next_round(outcome, RunConfig(step=2, k=2), answer)
+    assert again is not None
+    assert (again.asked, again.accepted) == ((), ()), "with steps it is retrieved once more"
+    last = again.with_nearest(found, 2, "version-2", 2)
+    assert ([one.id for one in last.asked], last.version) == (["p1"], "version-2")
+    assert last.next_round(last.outcome(answer), RunConfig(step=2, k=2), answer) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -12,8 +14,10 @@ from aeenc import errors, values
 from aeenc.oracle import Candidate, Task
 from services.sampler.execution import holds
 from services.sampler.people import steps
+from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
+from services.sampler.settings import QueueSettings
 from support.waiting import eventually
 from support.worlds.people_world import sent
 from support.worlds.sampler_world import (
@@ -362,3 +366,18 @@ async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
         assert lowered.overlap == 1
         mine = [one async for one in people.list_changes(run_id, task_id=lease.task.task_id)]
         assert mine == [one for one in changes if one.task_id == lease.task.task_id]
+
+
+async def test_what_people_were_asked_for_a_node_is_not_what_they_were_asked_for_that_of_another_tree():
+    task, at_first = Task("t1", "r1", "x", (), (), (), FIRST), {"0-1": "x"}
+    record = TaskRecord("r1", task, 1, "majority", node_id="1-0")
+    tasks = AsyncMock(TaskStore)
+    queue = PeopleGateway("team", QueueSettings(), tasks, AsyncMock())
+    tasks.asking.return_value, tasks.read_many.return_value = ["t1"], ([record], [])
+    assert await queue.asked("r1", at_first) == {}
+    assert await queue.asked("r1", at_first | {"1-0": "x"}) == {"1-0": task}
+    withdrawn = replace(record, withdrawn=True)
+    tasks.read_many.return_value = ([withdrawn], [])
+    assert await queue.asked("r1", {"1-0": "x"}) == {}
+    tasks.read_many.return_value = ([steps.put_back(withdrawn, replace(task, task_id="0-1")).record], [])
+    assert await queue.asked("r1", at_first) == {"0-1": task}
