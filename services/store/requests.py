@@ -1,7 +1,7 @@
 """Requests that were carried out, by the ids that callers gave them: a retry gets the answer of the first call.
 
 What carries a request out writes its record in the same step, so that neither can be without the other. Records are
-kept for a day.
+kept for a day, those of imports for as long as their run.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Runner:
             is_gone = isinstance(error, errors.NotFound)
             remedy = "start a new run, or resume this one once it is there again" if is_gone else "then resume the run"
             reason = str(error) if isinstance(error, RunFailed) else f"{error.message} ({remedy})"
-            log.warning("run failed", run=run_id, reason=reason)
+            log.warning("run failed", run=run_id, reason=reason, exc_info=not isinstance(error, RunFailed))
             await self._end(run, "FAILED", reason)
         except Exception as error:  # whatever it is, the run has to report it and stay resumable
             log.exception("run failed unexpectedly", run=run_id)

@@ -129,12 +129,15 @@ def read_controls(path: Path) -> tuple[ControlItem, ...]:
             try:
                 control = _ITEM.validate_json(line)
             except ValidationError as error:
-                problem = f"not a control item ({error.errors()[0]['msg']}); give query, explains and refuses"
+                [first, *_] = error.errors()
+                what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+                problem = f"not a control item ({what}); give query, explains and refuses"
                 raise errors.InvalidArgument(f"{path}:{number}: {problem}") from None
             premises = (*control.explains, *control.refuses)
-            if not premises or "" in (control.query, *premises, *control.path):
-                problem = "neither explains nor refuses names a premise, or a text is empty"
-                raise errors.InvalidArgument(f"{path}:{number}: {problem}")
+            if not premises:
+                raise errors.InvalidArgument(f"{path}:{number}: neither explains nor refuses names a premise")
+            if "" in (control.query, *premises, *control.path):
+                raise errors.InvalidArgument(f"{path}:{number}: a text is empty; leave it out or write it")
             found.append(control)
     if not found:
         raise errors.InvalidArgument(f"{path}: holds no control items; give one a line, or leave `controls` out")

@@ -343,7 +343,14 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
 def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: SamplerWorld, tmp_path):
     with pytest.raises(ValueError, match="other names"):
         world.configure(queues={"fake": {}})
-    for text, message in (("{", ":1: not a control item"), ('{"query": "q"}', "neither"), ("", "holds no")):
+    malformed = (
+        ("{", ":1: not a control item"),
+        ('{"explains": ["x"]}', "query: Field required"),
+        ('{"query": "q"}', "neither"),
+        ('{"query": "q", "explains": [""]}', "a text is empty"),
+        ("", "holds no"),
+    )
+    for text, message in malformed:
         (tmp_path / "c.jsonl").write_text(text)
         with pytest.raises(errors.InvalidArgument, match=message):
             read_controls(tmp_path / "c.jsonl")
