@@ -306,8 +306,8 @@ def complete(candidates: Sequence[Candidate], chosen: Verdicts, added: Verdicts,
 def decide(record: TaskRecord) -> tuple[Verdicts, tuple[str, ...]]:
     """The verdict on each candidate, and the candidates on which people disagree; these have none.
 
-    An adjudicated verdict wins. `majority`: the greater number wins, a tie is a conflict. `adjudicate`: any difference
-    is one. A grade is the adjudicator's, else the mean of those given with the verdict that was decided.
+    An adjudicated verdict wins. `majority`: the greater number wins, a tie is a conflict. `adjudicate`: a yes
+    beside a no is one. A grade is the adjudicator's, else the mean of those given with the verdict that was decided.
     """
     decided: Verdicts = {}
     conflicts = []
