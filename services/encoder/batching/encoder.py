@@ -44,8 +44,8 @@ ENVELOPE_BYTES = 256  # of an answer beside its vectors, and more than they take
 class ModelCall:
     """Texts, the model of a call, and how it is to compute. `deadline_s` counts from now; None means no limit.
 
-    `caller`: with whom the call shares a part of its lane. `is_unary`: one message answers it, and it
-    is refused at once where there is no room.
+    Calls of one `caller` share a part of the lane. One message answers a call that `is_unary`; where the lane has no
+    room, it never waits.
     """
 
     texts: Sequence[str]

@@ -186,7 +186,7 @@ class Gateway:
         """Notes that the run's tree has what was amended."""
 
     async def asked(self, run_id: str, queries: Mapping[str, str]) -> Mapping[str, Task]:  # noqa: ARG002 -- as above
-        """What people were asked, and the run has not recorded, of these nodes, given with their queries."""
+        """Returns by node id the tasks that the run has not recorded; `queries` maps node ids to their texts."""
         return {}
 
     async def withdraw(self, run_id: str, node_ids: Collection[str]) -> None:

@@ -102,7 +102,7 @@ class PeopleGateway(Gateway):
         ]
 
     async def asked(self, run_id: str, queries: Mapping[str, str]) -> dict[str, Task]:
-        """What people were asked for these nodes, given with their queries, and not for another tree's."""
+        """Returns by node id what the run has not recorded, never the task of another tree's node."""
         ids = [one for one in await self._tasks.asking(run_id, list(queries.values())) if one]
         found, _ = await self._tasks.read_many(run_id, ids)
         return {one.node_id: one.task for one in found if one.node_id in queries and not one.withdrawn}

@@ -15,6 +15,11 @@ from support.waiting import eventually, serves, until
 OTHER = "s" + "7" * 16
 
 
+def cut_short(checkpoint: TinyCheckpoint) -> None:
+    path = checkpoint.artifact.path / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 @pytest.fixture
 async def other(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry):
     """The premise encoder and a query encoder of another space; the default space is served as before."""
@@ -93,8 +98,7 @@ async def test_a_space_whose_premise_encoder_is_bad_is_refused_as_a_whole_and_th
     serve, other, registry, tiny_checkpoint
 ) -> None:
     premise, query = other
-    path = premise.artifact.path / "model.onnx"
-    path.write_bytes(path.read_bytes()[:-100])
+    cut_short(premise)
     async with serve(poll_s=0.2) as (server, client):
         row = await registry.set_label(OTHER, "stable", query.version)
         (rollout,) = await registry.await_rollout(row, 20)
@@ -112,8 +116,7 @@ async def test_a_bad_premise_encoder_is_loaded_once_however_many_labels_need_it(
     serve, other, registry, monkeypatch
 ) -> None:
     premise, query = other
-    path = premise.artifact.path / "model.onnx"
-    path.write_bytes(path.read_bytes()[:-100])
+    cut_short(premise)
     begun, load = [], CandidateLoader.load
 
     async def counted(self, space_id, version, *arguments):

@@ -26,7 +26,7 @@ def premise(name: str, *, leaf: bool = False) -> AcceptedPremise:
 
 
 def amended(accepted: Iterable[AcceptedPremise], refused: Iterable[str] = ()) -> Amendment:
-    """What people say of a node afterwards."""
+    """A node's new explanation, after people changed it."""
     return Amendment("0-0", tuple(accepted), "task", 1, frozenset(refused))
 
 

@@ -115,7 +115,7 @@ class Missing(aeenc.Oracle):
 
 
 async def accepted_in(sampler: aeenc.SamplerClient, run_id: str, *trees: str) -> list[list[str]]:
-    """What explains the roots of trees."""
+    """The premises that explain each root."""
     people = aeenc.PeopleClient(sampler.channel)
     roots = [(await people.get_tree(run_id, tree)).nodes[0] for tree in trees]
     return [[one.premise_id for one in root.accepted] for root in roots]
