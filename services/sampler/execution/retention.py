@@ -85,8 +85,7 @@ class Retention:
                 await self._remove_old(one.id)
             await self._keep_holds()
         finally:
-            with contextlib.suppress(errors.Unavailable):
-                await self._lease.release()
+            await self._lease.release()
 
     async def _keep_holds(self) -> None:
         """Ends the labels and holds of ended runs: the sampler died before it could, or the registry was away.

@@ -69,7 +69,8 @@ class Move:
 
     def request(self, call: str) -> Request:
         """The request of a call, by which its retry is known."""
-        return Request(self.request_id, call, {**asdict(self), "request_id": ""})
+        content = asdict(self)
+        return Request(content.pop("request_id"), call, content)
 
 
 class Publisher:
