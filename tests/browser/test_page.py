@@ -143,6 +143,23 @@ async def test_the_page_is_soon_ready(bench: Any) -> None:
         assert sorted(took)[2] <= INTERACTIVE_S
 
 
+async def test_an_address_that_changes_while_the_page_starts_is_the_view_that_opens(bench: Any) -> None:
+    async with bench() as at:
+        page = await at.window("ann")
+        held = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            await page.evaluate("history.replaceState(null, '', '#playground')")  # before anybody listens for it
+            held.set()
+            await route.continue_()
+
+        await page.get_by_role("button", name="Sign out").wait_for()
+        await page.route("**/api/me", late)
+        await page.reload()
+        await held.wait()
+        await page.get_by_role("heading", name="Playground").wait_for()
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     built = tmp_path_factory.mktemp("draft") / "draft.mjs"

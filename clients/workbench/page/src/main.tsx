@@ -34,7 +34,7 @@ function App() {
       belongsTo(practises() ? `${who.name} practises` : who.name);
       if (practises()) practise();
       setPerson(who);
-      const begin = (name: string): void => setView((before) => before || name);
+      const begin = (name: string): void => setView(location.hash.slice(1) || name); // it may have changed before this listened
       if (who.role === "annotator") begin("annotate");
       call<Queue[]>("/api/queues").then((found) => {
         setQueues(found);
