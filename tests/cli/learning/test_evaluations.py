@@ -88,6 +88,19 @@ async def test_figures_stand_beside_those_with_premises_folded_that_say_the_same
     assert (ended.code, "--fold-same builds a corpus of its own" in ended.stderr) == (2, True)
 
 
+async def test_a_folded_corpus_is_listed_only_for_strata_and_for_what_is_accessible(aeenc, fleet, trees, monkeypatch):
+    def refused(_client, *_names, **_options):
+        raise errors.Unavailable("premises are listed")
+
+    fleet.trainer.report = report()
+    words = (*fleet.options, "--json", "evaluate", "--data", trees, "--fold-same")
+    monkeypatch.setattr(IndexClient, "list_premises", refused)
+    ended = await aeenc(*words, "--conditioned")
+    assert ended.code == 0, ended.stderr
+    assert ended.json["folded"]["strict"]["MAP"] == 0.5
+    assert "premises are listed" in (await aeenc(*words)).stderr
+
+
 def write_lemmas(folder: Path) -> Path:
     """Lemmas in BEIR's layout, two of which say the same as an earlier one; some queries stand before these."""
     facts = ["ice is light", "iron is magnetic", "The ice is light", "water is wet", "An iron is magnetic"]

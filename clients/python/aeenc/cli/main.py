@@ -48,7 +48,7 @@ _COMMANDS = (
     *("people.agreement", "people.adjudicate", "people.close"),
     *("learning.jobs.train", "learning.jobs.follow", "learning.jobs.resume", "learning.jobs.cancel"),
     *("fleet.publish", "fleet.rollback", "fleet.gc"),
-    *("learning.loop.loop", "learning.evaluation.evaluate", "learning.evaluation.compare", "learning.evaluation.fuse"),
+    *("learning.loop.loop", "learning.evaluation.evaluate", "learning.comparison.compare", "learning.comparison.fuse"),
     "learning.provers.score_trees",
 )
 # name -> help, and its functions by name

@@ -1,8 +1,7 @@
-"""`aeenc evaluate`, `compare` and `fuse`: quality on a split's gold queries, whether two systems differ, ensembles.
+"""`aeenc evaluate`: quality on a split's gold queries.
 
 The directory is read here; the services see texts only. Without a corpus given, the candidates of the directory become
 one, named after their content, which is deleted in the end, or kept for the next evaluation on the same data.
-`compare` and `fuse` read TREC runs and need no service.
 """
 
 from __future__ import annotations
@@ -21,18 +20,16 @@ import typer
 from aeenc import Client, Retrieval, values
 from aeenc.cli.corpus import LAYOUTS, build_corpus, corpus_name, ensure_corpus
 from aeenc.cli.learning.jobs import TRAINING_SPLIT
-from aeenc.cli.learning.reports import recall_table, report_dict, report_tables, strata_dict
+from aeenc.cli.learning.reports import report_dict, report_tables, strata_dict
 from aeenc.cli.learning.retrieval import Label, check_model, retrieval_of
 from aeenc.cli.options import taking
-from aeenc.cli.output import Output, comparison_dict, outcome_words, output_of, table
+from aeenc.cli.output import Output, comparison_dict, outcome_words, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
 from aeenc.evaluation import (
     UNRANKED,
-    Gain,
     Gold,
     RatedDataset,
-    Run,
     Source,
     Strata,
     accessible_folded,
@@ -44,26 +41,13 @@ from aeenc.evaluation import (
     difference_of,
     gold_folded,
     gold_of,
-    graded_ndcg,
     grades_of,
-    is_graded,
     load_data,
     metrics_by,
-    metrics_of,
-    ndcg,
-    oracle_ndcg,
-    paired_randomisation_test,
-    ranks_of,
-    read_grades,
-    read_run,
-    recall_by_grade,
     strict_gold,
-    write_fused,
     write_qrels,
     write_run,
 )
-from aeenc.evaluation.graded import LENGTHS, grade_text
-from aeenc.evaluation.metrics import Ranks
 from aeenc.evaluation.strata import StrataName
 from aeenc.trees import EVERYTHING, Accessible, Dataset
 
@@ -159,7 +143,7 @@ def explain_training(client: Client, corpus: str, dataset: Source) -> None:
 
 def _generation_of(client: Client, corpus: str, version: str | None) -> str:
     """Finds the generation of a corpus that a version needs; "" is the active one."""
-    return generation_for(client, corpus, version, None) if corpus and version is not None else ""
+    return generation_for(client, corpus, version, None) if version is not None else ""
 
 
 def _check_explained(data: Path, dataset: Source) -> None:
@@ -239,8 +223,9 @@ def evaluate(
     with ExitStack() as stack:
         connected = stack.enter_context(client(context))
         lent = partial(candidates_of, out, connected, dataset, version, keep=keep, explain=bool(prior))
-        own = _generation_of(connected, corpus, version)
-        corpus, generation = (corpus, own) if corpus else stack.enter_context(lent())
+        corpus, generation = (
+            (corpus, _generation_of(connected, corpus, version)) if corpus else stack.enter_context(lent())
+        )
         evaluated = partial(
             connected.trainer.evaluate,
             queries=queries,
@@ -262,20 +247,17 @@ def evaluate(
         if not conditioned:
             measured |= _strata_told(answer, queries, strata)
         if fold_same:
-            folded, own = stack.enter_context(lent(fold_same=True))
-            candidates, standing = dataset.candidates(), _standing(connected, folded, own)
-            may = accessible_folded(accessible, candidates, standing)
-            beside = evaluated(folded, generation=own, ranks=pairs <= RANKED_PAIRS, accessible=may, **whole_report)
-            measured["folded"] = report_dict(beside)
-            if not conditioned:
-                measured["folded"] |= _strata_told(beside, gold_folded(queries, candidates, standing), strata)
+            place = stack.enter_context(lent(fold_same=True))
+            ranked = {} if conditioned or pairs > RANKED_PAIRS else strata
+            evaluated_in = partial(evaluated, **whole_report)
+            measured["folded"] = _folded(connected, place, dataset, accessible, queries, ranked, evaluated_in)
         if against:
             other = evaluated(corpus, label=against, ranks=True, strict_only=True)
             measured["against"] = comparison_dict(_compared(answer, other))
         names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
         if run is not None:
-            told = measured["model_version"] or None, measured["generation"], accessible
-            ranker = Ranker(connected, corpus, retrieval, *told)
+            pinned = measured["model_version"] or None, measured["generation"]
+            ranker = Ranker(connected, corpus, retrieval, *pinned, accessible)
             ranker.write(out, run, [text for text, _ in strict_gold(queries)], names)
         if qrels is not None:
             write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
@@ -294,6 +276,27 @@ def strata_of(names: Sequence[StrataName], dataset: Source, split: str) -> dict[
     if StrataName.DEPTH in names and isinstance(dataset, Dataset):
         made["depth"] = by_depth(dataset.trees(split))
     return made | ({"split": by_split(dataset.candidates())} if StrataName.SPLIT in names else {})
+
+
+def _folded(
+    client: Client,
+    place: tuple[str, str],
+    dataset: Source,
+    accessible: Mapping[str, Accessible],
+    queries: Sequence[Gold],
+    strata: Mapping[str, Strata],
+    evaluated: Callable[..., values.EvaluationReport],
+) -> dict[str, Any]:
+    """Measures in a corpus and generation where premises that say the same are one; also by the strata given."""
+    corpus, generation = place
+    candidates = dataset.candidates()
+    standing = _standing(client, corpus, generation) if accessible or strata else {}
+    if accessible:
+        accessible = accessible_folded(accessible, candidates, standing)
+    report = evaluated(corpus, generation=generation, ranks=bool(strata), accessible=accessible)
+    if not strata:
+        return report_dict(report)
+    return report_dict(report) | _strata_told(report, gold_folded(queries, candidates, standing), strata)
 
 
 def _standing(client: Client, corpus: str, generation: str) -> dict[str, str]:
@@ -390,105 +393,3 @@ class Ranker:
             for text, hits in zip(part, found.results, strict=True):
                 yield text, [(hit.id, hit.score) for hit in hits]
             on_progress(start + len(part))
-
-
-# One value per query. Hit@k counts pairs, which are not independent, so the test is over shares of queries.
-_PER_QUERY: dict[str, Callable[[Ranks], float]] = {
-    "MAP": average_precision,
-    "NDCG": ndcg,
-    "NDCG@10": lambda ranks: ndcg(ranks, 10),
-    "NDCG@50": lambda ranks: ndcg(ranks, 50),
-    "Hit@10": lambda ranks: float(np.mean(ranks <= 10)),
-    "Hit@20": lambda ranks: float(np.mean(ranks <= 20)),
-    "Hit@50": lambda ranks: float(np.mean(ranks <= 50)),
-}
-
-
-# One value per query, of ranks and grades; shown when the qrels have grades.
-_GRADED: dict[str, Callable[[Ranks, list[float]], float]] = {
-    "NDCG linear": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades),
-    "NDCG exponential": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
-    "oracle NDCG@200 linear": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades),
-    "oracle NDCG@200 exponential": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
-}
-
-
-def compare(
-    context: typer.Context,
-    first: Annotated[Path, typer.Argument(help="A TREC run, such as `aeenc evaluate --run` writes.")],
-    second: Annotated[Path, typer.Argument(help="Another system's run on the same queries.")],
-    qrels: Annotated[
-        Path, typer.Option(help="Qrels of both, TREC's or BEIR's; grades other than 0 and 1 add graded metrics.")
-    ],
-    rounds: Annotated[int, typer.Option(min=100, max=1_000_000, help="Of the randomisation.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the randomisation.")] = 0,
-) -> None:
-    """Compares two systems: metrics of both, and p of a paired randomisation test, two-sided, over queries."""
-    rated = read_grades(qrels)
-    gold = {query: [name for name, grade in grades.items() if grade] for query, grades in rated.items()}
-    paths = {"first": first, "second": second}
-    runs = [read_run(path) for path in paths.values()]
-    out = output_of(context)
-    answered = {
-        side: answers(out, path, run, gold, qrels) for (side, path), run in zip(paths.items(), runs, strict=True)
-    }
-    ranks = [ranks_of(run, gold) for run in runs]
-    metrics = [metrics_of(own).to_dict() for own in ranks]
-    by_query = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
-    recalls: list[dict[float, list[float]]] = []
-    if is_graded(rated):
-        grades = [list(own.values()) for own in rated.values()]
-        places = [ranks_of(run, rated) for run in runs]
-        for name, graded in _GRADED.items():
-            by_query[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
-            for own, per_query in zip(metrics, by_query[name], strict=True):
-                own[name] = float(np.mean(per_query))
-        recalls = [recall_by_grade([one.tolist() for one in own], grades, LENGTHS) for own in places]
-    p_values = {
-        name: paired_randomisation_test(*(np.array(own) for own in both), rounds=rounds, seed=seed)
-        for name, both in by_query.items()
-    }
-    rows = [
-        (
-            name,
-            *(f"{one[name]:.4f}" for one in metrics),
-            f"{metrics[1][name] - metrics[0][name]:+.4f}",
-            f"{p_values[name]:.4f}",
-        )
-        for name in metrics[0]
-    ]
-    result: dict[str, Any] = {"queries": len(gold), "answered": answered}
-    result |= {"first": metrics[0], "second": metrics[1], "p": p_values}
-    shown = [table(["metric", first.name, second.name, "change", "p"], rows, right=4)]
-    if recalls:
-        for (side, path), recall in zip(paths.items(), recalls, strict=True):
-            by_grade = {
-                grade_text(grade): dict(zip(map(str, LENGTHS), row, strict=True)) for grade, row in recall.items()
-            }
-            result.setdefault("recall_by_grade", {})[side] = by_grade
-            shown.append(recall_table(f"{path.name}: recall of grade", by_grade))
-    out.result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
-
-
-def answers(out: Output, path: Path, run: Run, gold: Mapping[str, object], qrels: Path) -> int:
-    """Counts the queries that a run answers, and notes where it leaves some out. Raises InvalidArgument for none."""
-    count = len(run.keys() & gold)
-    if not count:
-        raise InvalidArgument(f"{path} answers no query of {qrels}; give runs and qrels of one split")
-    if count < len(gold):
-        out.note(f"{path} answers {count:,} of the {len(gold):,} queries of {qrels}; the others count as not found")
-    return count
-
-
-def fuse(
-    context: typer.Context,
-    runs: Annotated[list[Path], typer.Argument(help="Two or more TREC runs on the same queries.")],
-    out: Annotated[Path, typer.Option(help="The TREC run to write.")],
-    tag: Annotated[str, typer.Option(help="Its last column.")] = "fused",
-) -> None:
-    """Fuses the rankings of several systems by the sum of ranks; ties go to the order of the first run."""
-    if not tag.strip() or len(tag.split()) != 1:
-        raise InvalidArgument(f"--tag is {tag!r}; give a word without spaces")
-    queries = write_fused(out, [read_run(path) for path in runs], tag)
-    result = {"runs": [str(path) for path in runs], "queries": queries, "out": str(out)}
-    output_of(context).result(result, f"{out}: {len(runs)} runs, {queries:,} queries")

@@ -1,0 +1,133 @@
+"""`aeenc compare` and `fuse`: whether two systems differ, and ensembles. They read TREC runs and need no service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from aeenc.cli.learning.reports import recall_table
+from aeenc.cli.output import Output, output_of, table
+from aeenc.errors import InvalidArgument
+from aeenc.evaluation import (
+    Gain,
+    Run,
+    average_precision,
+    graded_ndcg,
+    is_graded,
+    metrics_of,
+    ndcg,
+    oracle_ndcg,
+    paired_randomisation_test,
+    ranks_of,
+    read_grades,
+    read_run,
+    recall_by_grade,
+    write_fused,
+)
+from aeenc.evaluation.graded import LENGTHS, grade_text
+from aeenc.evaluation.metrics import Ranks
+
+# One value per query. Hit@k counts pairs, which are not independent, so the test is over shares of queries.
+_PER_QUERY: dict[str, Callable[[Ranks], float]] = {
+    "MAP": average_precision,
+    "NDCG": ndcg,
+    "NDCG@10": lambda ranks: ndcg(ranks, 10),
+    "NDCG@50": lambda ranks: ndcg(ranks, 50),
+    "Hit@10": lambda ranks: float(np.mean(ranks <= 10)),
+    "Hit@20": lambda ranks: float(np.mean(ranks <= 20)),
+    "Hit@50": lambda ranks: float(np.mean(ranks <= 50)),
+}
+
+
+# One value per query, of ranks and grades; shown when the qrels have grades.
+_GRADED: dict[str, Callable[[Ranks, list[float]], float]] = {
+    "NDCG linear": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades),
+    "NDCG exponential": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
+    "oracle NDCG@200 linear": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades),
+    "oracle NDCG@200 exponential": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
+}
+
+
+def compare(
+    context: typer.Context,
+    first: Annotated[Path, typer.Argument(help="A TREC run, such as `aeenc evaluate --run` writes.")],
+    second: Annotated[Path, typer.Argument(help="Another system's run on the same queries.")],
+    qrels: Annotated[
+        Path, typer.Option(help="Qrels of both, TREC's or BEIR's; grades other than 0 and 1 add graded metrics.")
+    ],
+    rounds: Annotated[int, typer.Option(min=100, max=1_000_000, help="Of the randomisation.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the randomisation.")] = 0,
+) -> None:
+    """Compares two systems: metrics of both, and p of a paired randomisation test, two-sided, over queries."""
+    rated = read_grades(qrels)
+    gold = {query: [name for name, grade in grades.items() if grade] for query, grades in rated.items()}
+    paths = {"first": first, "second": second}
+    runs = [read_run(path) for path in paths.values()]
+    out = output_of(context)
+    answered = {
+        side: answers(out, path, run, gold, qrels) for (side, path), run in zip(paths.items(), runs, strict=True)
+    }
+    ranks = [ranks_of(run, gold) for run in runs]
+    metrics = [metrics_of(own).to_dict() for own in ranks]
+    by_query = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
+    recalls: list[dict[float, list[float]]] = []
+    if is_graded(rated):
+        grades = [list(own.values()) for own in rated.values()]
+        places = [ranks_of(run, rated) for run in runs]
+        for name, graded in _GRADED.items():
+            by_query[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
+            for own, per_query in zip(metrics, by_query[name], strict=True):
+                own[name] = float(np.mean(per_query))
+        recalls = [recall_by_grade([one.tolist() for one in own], grades, LENGTHS) for own in places]
+    p_values = {
+        name: paired_randomisation_test(*(np.array(own) for own in both), rounds=rounds, seed=seed)
+        for name, both in by_query.items()
+    }
+    rows = [
+        (
+            name,
+            *(f"{one[name]:.4f}" for one in metrics),
+            f"{metrics[1][name] - metrics[0][name]:+.4f}",
+            f"{p_values[name]:.4f}",
+        )
+        for name in metrics[0]
+    ]
+    result: dict[str, Any] = {"queries": len(gold), "answered": answered}
+    result |= {"first": metrics[0], "second": metrics[1], "p": p_values}
+    shown = [table(["metric", first.name, second.name, "change", "p"], rows, right=4)]
+    if recalls:
+        for (side, path), recall in zip(paths.items(), recalls, strict=True):
+            by_grade = {
+                grade_text(grade): dict(zip(map(str, LENGTHS), row, strict=True)) for grade, row in recall.items()
+            }
+            result.setdefault("recall_by_grade", {})[side] = by_grade
+            shown.append(recall_table(f"{path.name}: recall of grade", by_grade))
+    out.result(result, *shown, f"{len(gold):,} queries; MAP and NDCG over what the runs hold")
+
+
+def answers(out: Output, path: Path, run: Run, gold: Mapping[str, object], qrels: Path) -> int:
+    """Counts the queries that a run answers, and notes where it leaves some out. Raises InvalidArgument for none."""
+    count = len(run.keys() & gold)
+    if not count:
+        raise InvalidArgument(f"{path} answers no query of {qrels}; give runs and qrels of one split")
+    if count < len(gold):
+        out.note(f"{path} answers {count:,} of the {len(gold):,} queries of {qrels}; the others count as not found")
+    return count
+
+
+def fuse(
+    context: typer.Context,
+    runs: Annotated[list[Path], typer.Argument(help="Two or more TREC runs on the same queries.")],
+    out: Annotated[Path, typer.Option(help="The TREC run to write.")],
+    tag: Annotated[str, typer.Option(help="Its last column.")] = "fused",
+) -> None:
+    """Fuses the rankings of several systems by the sum of ranks; ties go to the order of the first run."""
+    if not tag.strip() or len(tag.split()) != 1:
+        raise InvalidArgument(f"--tag is {tag!r}; give a word without spaces")
+    queries = write_fused(out, [read_run(path) for path in runs], tag)
+    result = {"runs": [str(path) for path in runs], "queries": queries, "out": str(out)}
+    output_of(context).result(result, f"{out}: {len(runs)} runs, {queries:,} queries")
