@@ -92,11 +92,8 @@ class QueryEncoder:
         try:
             async with asyncio.timeout(timeout_s * GRACE):
                 vectors = await asked.answer
-        except TimeoutError:
-            raise errors.DeadlineExceeded(
-                f"the encoder at {self._client.channel.target} took longer than the {timeout_s:.3g} s that it had; "
-                "allow more time"
-            ) from None
+        except (TimeoutError, errors.DeadlineExceeded) as error:
+            raise _late(error, self._client.channel.target, timeout_s, self._timeout_s, "send fewer texts") from None
         except errors.Unavailable as error:
             target = self._client.channel.target
             self._report(f"no encoder answers at {target}; Retrieve by vectors is away, Search works")
@@ -189,6 +186,15 @@ def _fail(batch: Sequence[_EncodeRequest], error: Exception) -> None:
     for asked in batch:
         if not asked.answer.done():
             asked.answer.set_exception(error)
+
+
+def _late(error: Exception, target: str, timeout_s: float, limit_s: float, fewer: str) -> errors.DeadlineExceeded:
+    """The error for an encoder that had `timeout_s`: the setting's `limit_s`, or what was left of the caller's time."""
+    why = f" ({error.message})" if isinstance(error, errors.AeencError) else ""
+    remedy = f"raise AEENC_INDEX_ENCODE_TIMEOUT_S, or {fewer}" if timeout_s == limit_s else "allow more time"
+    return errors.DeadlineExceeded(
+        f"the encoder at {target} took longer than the {timeout_s:.3g} s that it had{why}; {remedy}"
+    )
 
 
 class Reranker:
@@ -286,7 +292,11 @@ class Reranker:
         except* errors.AeencError as caught:
             failed = caught  # raised below: until Python 3.11.4 a group wraps what is raised here
         if failed is not None:
-            raise _naming_target(failed, self._client.channel.target)
+            error = _naming_target(failed, self._client.channel.target)
+            if isinstance(error, errors.DeadlineExceeded):
+                target = self._client.channel.target
+                raise _late(error, target, timeout_s, self._timeout_s, "re-rank fewer premises")
+            raise error
         return [[task.result() for task in each] for each in tasks]
 
 

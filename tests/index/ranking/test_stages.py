@@ -207,6 +207,23 @@ async def test_the_cross_encoder_has_the_time_that_is_left_and_never_more_than_t
     ]
 
 
+SLOW = [
+    ({"mode": "lexical", "rerank": 5}, "re-rank fewer premises"),
+    ({"mode": "dense"}, "send fewer texts"),
+]
+
+
+@pytest.mark.parametrize(("options", "fewer"), SLOW, ids=["scores", "vectors"])
+async def test_an_encoder_that_is_too_slow_is_named_with_its_limit_and_the_setting(serve, encoder, options, fewer):
+    async with serve(encode_timeout_s=0.3, retry=False) as index:
+        await index.client.build("science", facts())
+        encoder.servicer.may_answer.clear()
+        late = index.client.retrieve("science", ["ice"], k=3, **options)
+        told = encoder.target, "than the 0.3 s", "raise AEENC_INDEX_ENCODE_TIMEOUT_S", fewer
+        await raises(errors.DeadlineExceeded, late, *told)
+        encoder.servicer.may_answer.set()
+
+
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
 async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mode):
     text = "a star that heats the ice"

@@ -116,6 +116,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
     async def Score(self, request: Any, context: Any) -> Any:
         """Scores a premise by how many letters "e" it has; a version by its own last letter; in int8 by minus them."""
         self.score_requests.append(request)
+        await self.may_answer.wait()
         if self.fail:
             await context.abort(*self.fail)
         ensemble = self.cross_ensemble if request.first_of_ensemble and not request.model.version else ()
