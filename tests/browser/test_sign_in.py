@@ -1,12 +1,21 @@
-"""Who may come: by a link, until a lead revokes it; the key that signs sessions is made whole or not at all."""
+"""Who may come: by a link, until a lead revokes it, or by an OpenID provider, a small one over loopback that checks."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
 import os
+import secrets
 import stat
+import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -15,9 +24,201 @@ from aeenc_workbench.sign_in import Links, Person
 from browser.test_annotate import POST
 from pydantic import ValidationError
 
+from aeenc import errors
 from aeenc.errors import FailedPrecondition
+from services.launcher.processes import free_port
+from support.waiting import eventually
 
 pytestmark = pytest.mark.browser
+CLIENT, SECRET, URL = "workbench", "s3cret", "http://workbench.test"
+
+
+@dataclass
+class SmallProvider:
+    """Signs in whoever comes, with these claims. `spoils` changes the ID token's claims before it is signed."""
+
+    issuer: str
+    claims: dict[str, Any]
+    key: Any
+    signs_with: Any = None
+    spoils: dict[str, Any] = field(default_factory=dict)
+    codes: dict[str, tuple[str, str]] = field(default_factory=dict)  # code -> nonce, challenge
+
+    def app(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse, RedirectResponse
+        from starlette.routing import Route
+
+        async def metadata(_: Any) -> Any:
+            places = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "jwks"}
+            return JSONResponse({"issuer": self.issuer, **{k: f"{self.issuer}/{v}" for k, v in places.items()}})
+
+        async def authorize(request: Any) -> Any:
+            asked = request.query_params
+            assert (asked["client_id"], asked["response_type"]) == (CLIENT, "code")
+            assert (asked["redirect_uri"], asked["code_challenge_method"]) == (f"{URL}/oidc/callback", "S256")
+            code = secrets.token_urlsafe(8)
+            self.codes[code] = asked["nonce"], asked["code_challenge"]
+            return RedirectResponse(f"{asked['redirect_uri']}?code={code}&state={asked['state']}", 303)
+
+        async def token(request: Any) -> Any:
+            from joserfc import jwt
+
+            sent = {name: one[0] for name, one in parse_qs((await request.body()).decode()).items()}
+            basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+            nonce, challenge = self.codes.pop(sent["code"])
+            made = base64.urlsafe_b64encode(hashlib.sha256(sent["code_verifier"].encode()).digest()).decode()
+            if request.headers["authorization"] != f"Basic {basic}" or made.rstrip("=") != challenge:
+                return JSONResponse({"error": "invalid_grant"}, 400)
+            now = int(time.time())
+            claims = {"iss": self.issuer, "aud": CLIENT, "sub": "1", "iat": now, "exp": now + 300, "nonce": nonce}
+            signed = jwt.encode(
+                {"alg": "RS256", "kid": "k"}, {**claims, **self.claims, **self.spoils}, self.signs_with or self.key
+            )
+            return JSONResponse({"access_token": "a", "token_type": "Bearer", "id_token": signed})
+
+        async def jwks(_: Any) -> Any:
+            return JSONResponse({"keys": [{**self.key.as_dict(private=False), "kid": "k"}]})
+
+        routes = [("/.well-known/openid-configuration", metadata), ("/authorize", authorize), ("/jwks", jwks)]
+        return Starlette(routes=[*(Route(*one) for one in routes), Route("/token", token, methods=["POST"])])
+
+
+@asynccontextmanager
+async def provided(folder: Path, **claims: Any) -> AsyncIterator[tuple[SmallProvider, Any]]:
+    """A provider, and a browser's client of a workbench that knows it."""
+    import httpx
+    import uvicorn
+    from aeenc_workbench.app import make_app
+    from aeenc_workbench.oidc import Oidc, Provider
+    from aeenc_workbench.sign_in import Links
+    from joserfc.jwk import RSAKey
+
+    port = free_port(set())
+    issuer = f"http://127.0.0.1:{port}"
+    there = SmallProvider(
+        issuer, {"preferred_username": "ann", "roles": ["leads"], **claims}, RSAKey.generate_key(2048)
+    )
+    server = uvicorn.Server(uvicorn.Config(there.app(), port=port, log_level="warning", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: asyncio.sleep(0, server.started))
+    links = Links(folder)
+    known = Provider(issuer, CLIENT, SECRET, URL, {"people": "annotator", "leads": "adjudicator"})
+    app = make_app(
+        links, oidc=Oidc(known, links.key, secure=False, session_s=60), sampler="127.0.0.1:1", index="127.0.0.1:1"
+    )
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as browser:
+        yield there, browser
+    server.should_exit = True
+    await serving
+
+
+async def sign_in(browser: Any) -> Any:
+    """Goes where the workbench and the provider send a browser; returns the workbench's last answer."""
+    import httpx
+
+    begun = await browser.get("/oidc/sign-in")
+    assert begun.status_code == 303
+    async with httpx.AsyncClient() as other:
+        back = (await other.get(begun.headers["location"])).headers["location"]
+    assert back.startswith(f"{URL}/oidc/callback")
+    parts = urlsplit(back)
+    return await browser.get(f"{parts.path}?{parts.query}")
+
+
+async def test_somebody_signs_in_by_their_organisation_and_out_for_good(tmp_path: Path) -> None:
+    async with provided(tmp_path) as (_, browser):
+        refused = await browser.get("/api/me")
+        assert (refused.status_code, refused.json()["reason"]) == (401, "OIDC")
+        ended = await sign_in(browser)
+        assert (ended.status_code, ended.headers["location"]) == (303, "/")
+        me = (await browser.get("/api/me")).json()
+        assert (me["name"], me["role"]) == ("ann", "adjudicator")
+        copied = dict(browser.cookies)
+        assert (await browser.post("/sign-out", headers={"x-csrf-token": me["csrf"]})).status_code == 204
+        browser.cookies.update(copied)
+        assert (await browser.get("/api/me")).status_code == 401, "a copied cookie outlives the session"
+
+
+async def test_the_attempts_cookie_is_lax_and_the_sessions_strict(tmp_path: Path) -> None:
+    async with provided(tmp_path) as (_, browser):
+        begun = await browser.get("/oidc/sign-in")
+        attempt = begun.headers["set-cookie"].lower()
+        assert all(word in attempt for word in ("httponly", "samesite=lax", "path=/oidc", "max-age=600"))
+        session = [one for one in (await sign_in(browser)).headers.get_list("set-cookie") if "aeenc_workbench=" in one]
+        assert "samesite=strict" in session[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "status"),
+    [
+        ({"iss": "http://elsewhere"}, 401),
+        ({"aud": "another"}, 401),
+        ({"nonce": "other"}, 401),
+        ({"exp": 1}, 401),
+        ({"preferred_username": ""}, 403),
+        ({"roles": ["strangers"]}, 403),
+        ({"roles": "leads"}, 303),
+        ({"roles": None}, 403),
+        ({"aud": [CLIENT, "another"]}, 401),
+        ({"aud": [CLIENT, "another"], "azp": "another"}, 401),
+        ({"aud": [CLIENT, "another"], "azp": CLIENT}, 303),
+        ({"azp": "another"}, 401),
+    ],
+    ids=str,
+)
+async def test_claims_that_do_not_hold_sign_nobody_in(tmp_path: Path, spoiled: dict[str, Any], status: int) -> None:
+    async with provided(tmp_path) as (there, browser):
+        there.spoils = spoiled
+        ended = await sign_in(browser)
+        assert ended.status_code == status
+        assert (await browser.get("/api/me")).status_code == (200 if status == 303 else 401)
+
+
+@pytest.mark.parametrize(
+    ("claims", "name", "role"),
+    [
+        ({"realm_access": {"roles": ["leads"]}}, "realm_access.roles", "adjudicator"),
+        ({"a.b": ["leads"], "a": {"b": ["people"]}}, "a.b", "adjudicator"),
+        ({"https://example.org/roles": "people"}, "https://example.org/roles", "annotator"),
+        ({"realm_access": ["leads"]}, "realm_access.roles", None),
+        ({}, "realm_access.roles", None),
+    ],
+)
+def test_roles_are_found_within_a_claim(claims: dict[str, Any], name: str, role: str | None) -> None:
+    from aeenc_workbench.oidc import Provider
+
+    provider = Provider("", CLIENT, SECRET, URL, {"people": "annotator", "leads": "adjudicator"}, roles_claim=name)
+    try:
+        found = provider.person({"preferred_username": "ann", **claims}).role
+    except errors.PermissionDenied:
+        found = None
+    assert found == role
+
+
+async def test_a_token_of_another_key_signs_nobody_in(tmp_path: Path) -> None:
+    from joserfc.jwk import RSAKey
+
+    async with provided(tmp_path) as (there, browser):
+        there.signs_with = RSAKey.generate_key(2048)
+        assert (await sign_in(browser)).status_code == 401
+
+
+async def test_an_answer_to_somebody_elses_attempt_signs_nobody_in(tmp_path: Path) -> None:
+    async with provided(tmp_path) as (_, browser):
+        await browser.get("/oidc/sign-in")
+        forged = await browser.get("/oidc/callback?code=c&state=forged")
+        assert (forged.status_code, "another attempt" in forged.text) == (401, True)
+        browser.cookies.clear()
+        assert (await browser.get("/oidc/callback?code=c&state=s")).status_code == 401
+
+
+async def test_a_provider_that_is_away_is_said(tmp_path: Path) -> None:
+    async with provided(tmp_path) as (there, browser):
+        there.issuer = "http://moved"
+        told = await browser.get("/oidc/sign-in")
+        assert (told.status_code, "calls itself" in told.text) == (503, True)
 
 
 @pytest.mark.parametrize("content", [b"", b"  \n", b"short", b"\xff" * 64])

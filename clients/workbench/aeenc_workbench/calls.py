@@ -185,10 +185,19 @@ async def queues(call: Call) -> Any:
 
 
 async def runs(call: Call) -> Any:
-    """The latest runs that ask a queue, ended ones too, the latest first."""
+    """The latest runs that ask a queue, ended ones too, the latest first, with the number of their disputes."""
+    return [{"run_id": run.id, "conflicts": _disputed(run), **described(run)} for run in await _asking(call)]
+
+
+async def _asking(call: Call) -> list[values.Run]:
     names = {queue.name for queue in await call.client.people.list_queues()}
-    asking = (run async for run in call.client.sampler.list_runs() if run.config.oracle in names)
-    return [{"run_id": run.id, **described(run)} for run in await first(asking)]
+    return await first(run async for run in call.client.sampler.list_runs() if run.config.oracle in names)
+
+
+def _disputed(run: values.Run) -> int:
+    """How many disputes of a run can be decided: those of one that was cancelled can be once it is resumed."""
+    unable = (values.WorkState.CANCELLED, values.WorkState.FAILED)
+    return 0 if run.state in unable else run.progress.disputed
 
 
 def described(run: values.Run) -> dict[str, Any]:
@@ -342,18 +351,14 @@ async def answers(call: Call) -> Any:
 
 
 async def disputes(call: Call) -> Any:
-    """The disputed tasks of the run `run`, ended or not, and of all live runs that ask a queue, each with its run."""
+    """The disputed tasks of the latest runs that ask a queue, ended ones too, each with its run."""
     call.person.must_be("adjudicator")
-    counted = [counts for queue in await call.client.people.list_queues() for counts in queue.runs]
-    disputed = {counts.run_id: counts.conflicts for counts in counted}
-    if asked := call.request.query_params.get("run"):
-        disputed = {asked: MAX_LISTED, **disputed}  # nobody counts those of an ended run
     found: list[dict[str, Any]] = []
-    for run_id, conflicts in disputed.items():
-        if at_most := min(conflicts, MAX_LISTED - len(found)):
+    for run in await _asking(call):
+        if at_most := min(_disputed(run), MAX_LISTED - len(found)):
             with contextlib.suppress(NotFound):  # the run was deleted meanwhile
-                tasks = await first(call.client.people.list_tasks(run_id, state="conflict"), at_most)
-                found += [{"run_id": run_id, "judged": task} for task in tasks]
+                tasks = await first(call.client.people.list_tasks(run.id, state="conflict"), at_most)
+                found += [{"run_id": run.id, "judged": task} for task in tasks]
     return found
 
 

@@ -65,6 +65,9 @@ end
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
 if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
 count(KEYS[14], KEYS[1], plan.state)
+if redis.call('EXISTS', KEYS[15]) == 1 then
+  redis.call('HSET', KEYS[15], 'disputed', redis.call('HGET', KEYS[14], 'CONFLICT') or 0)
+end
 place(KEYS[7], plan.waiting, plan.task)
 for _, lease in ipairs(plan.leases) do place(KEYS[8], lease[2], lease[1]) end
 place(KEYS[9], plan.decided, plan.task)

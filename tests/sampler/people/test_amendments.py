@@ -192,6 +192,31 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
         assert told == ["+", "-"]
 
 
+async def test_a_run_counts_what_is_disputed_while_it_lasts_and_after_its_end(world: SamplerWorld):
+    async with at_work(world, 2, overlap=2, policy="adjudicate") as (people, sampler, run_id):
+
+        async def disputed() -> int:
+            return (await sampler.get_run(run_id)).progress.disputed
+
+        for name in ("ann", "bob"):
+            lease = await take(people, name, run_id, "tree-0")
+            first = [c.premise.id for c in lease.task.candidates][name == "bob"]
+            await people.submit(lease, [first])
+        assert await disputed() == 1
+        both = {c.premise.id: ABSTAINS for c in lease.task.candidates}
+        await people.adjudicate(run_id, lease.task.task_id, both, "lea")
+        assert await disputed() == 0
+        for name in ("ann", "bob"):
+            lease = await take(people, name, run_id, "tree-1")
+            agreed = lease.task.candidates[0].premise.id
+            answer = await people.submit(lease, [agreed])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        await people.amend(answer.answer_id, {agreed: REFUSES}, "bob")
+        assert await disputed() == 1
+        await people.adjudicate(run_id, lease.task.task_id, {agreed: EXPLAINS}, "lea")
+        assert [run.progress.disputed async for run in sampler.list_runs()] == [0]
+
+
 async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: SamplerWorld):
     async with at_work(world, 2, overlap=2) as (people, sampler, run_id):
         for name, note in (("ann", "the second is badly put"), ("bob", "x" * 2000)):

@@ -121,7 +121,7 @@ class Run(_message.Message):
     def __init__(self, id: _Optional[str] = ..., config: _Optional[_Union[RunConfig, _Mapping]] = ..., state: _Optional[_Union[_types_pb2.WorkState, str]] = ..., error: _Optional[str] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., progress: _Optional[_Union[RunProgress, _Mapping]] = ..., created_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., current_version: _Optional[str] = ...) -> None: ...
 
 class RunProgress(_message.Message):
-    __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed")
+    __slots__ = ("trees", "trees_done", "nodes_judged", "nodes_pending", "positives", "negatives", "skipped", "judgements", "nodes_failed", "disputed")
     TREES_FIELD_NUMBER: _ClassVar[int]
     TREES_DONE_FIELD_NUMBER: _ClassVar[int]
     NODES_JUDGED_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class RunProgress(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     NODES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    DISPUTED_FIELD_NUMBER: _ClassVar[int]
     trees: int
     trees_done: int
     nodes_judged: int
@@ -140,7 +141,8 @@ class RunProgress(_message.Message):
     skipped: int
     judgements: int
     nodes_failed: int
-    def __init__(self, trees: _Optional[int] = ..., trees_done: _Optional[int] = ..., nodes_judged: _Optional[int] = ..., nodes_pending: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., skipped: _Optional[int] = ..., judgements: _Optional[int] = ..., nodes_failed: _Optional[int] = ...) -> None: ...
+    disputed: int
+    def __init__(self, trees: _Optional[int] = ..., trees_done: _Optional[int] = ..., nodes_judged: _Optional[int] = ..., nodes_pending: _Optional[int] = ..., positives: _Optional[int] = ..., negatives: _Optional[int] = ..., skipped: _Optional[int] = ..., judgements: _Optional[int] = ..., nodes_failed: _Optional[int] = ..., disputed: _Optional[int] = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -229,6 +229,10 @@ class RunProgress:
     """Verdicts requested."""
     nodes_failed: int = 0
     """Nodes given up after too many oracle failures."""
+    disputed: int = 0
+    """Tasks on which people disagree, and nobody has decided yet. An answer that is changed may add one after the
+    end.
+    """
 
     @classmethod
     def from_message(cls, message: sampler_pb2.RunProgress) -> RunProgress:
@@ -243,6 +247,7 @@ class RunProgress:
             skipped=message.skipped,
             judgements=message.judgements,
             nodes_failed=message.nodes_failed,
+            disputed=message.disputed,
         )
 
 

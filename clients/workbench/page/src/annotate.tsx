@@ -1,6 +1,6 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, freshSeq, Problem, useLatest, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type TreeNode, type Word } from "./api";
+import { call, follow, fresh, freshSeq, lettersOn, Problem, setLettersOn, useLatest, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type TreeNode, type Word } from "./api";
 import { After, became, type Last } from "./after";
 import { ARMED_MS, Bar } from "./bar";
 import { Candidates } from "./candidates";
@@ -17,7 +17,6 @@ const LOOK_MS = 120; // after an event, so that several make one look
 const COUNT_MS = 2000; // between two looks at the counts
 const OPENS = ["queued", "released", "expired", "undone"]; // events after which there may be a task for somebody
 const OVER = ["TASK_ANSWERED", "TASK_WITHDRAWN", "LEASE_ANSWERED", "LEASE_RELEASED", "RUN_ENDED"]; // refusals after which nothing can be sent of a task: the next one follows
-const LETTERS = "aeenc.keys"; // "off": no key of a single letter, digit or sign does anything
 
 // In practice, `show` what is known of a node (empty: of the last one), and `leave` for real tasks.
 interface Props { queues: Queue[]; reloadQueues: () => void; role: Person["role"]; practice?: { show: (task: string) => void; leave: () => void } }
@@ -43,7 +42,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   const [cleared, setCleared] = useState<Draft | null>(null);
   const [several, setSeveral] = useState(false); // ways to explain it
   const [met, setMet] = useState(localStorage.getItem(metKey()) !== null); // has answered
-  const [letters, setLetters] = useState(localStorage.getItem(LETTERS) !== "off");
+  const [letters, setLetters] = useState(lettersOn());
   const [now, setNow] = useState(Date.now());
   const [ends, setEnds] = useState(0);
   const active = useRef(Date.now());
@@ -501,7 +500,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
         {queue && !practice && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button> {!practice && <a href="/?practice">Practise on a tree whose answer is known</a>} <span>A number accepts its sentence. A click on a sentence frames it, and what stands below is said of that one.</span></p>}
         {reopening !== null && <Reopen at={reopening.run} task={reopening.task} all={role !== "annotator"} close={() => setReopening(null)} />}
-        {guideline && <Guideline text={queue?.guideline ?? ""} newer={newer !== ""} letters={letters} setLetters={(on) => { localStorage.setItem(LETTERS, on ? "on" : "off"); setLetters(on); }} close={() => setGuideline(false)} />}
+        {guideline && <Guideline text={queue?.guideline ?? ""} newer={newer !== ""} letters={letters} setLetters={(on) => { setLettersOn(on); setLetters(on); }} close={() => setGuideline(false)} />}
         {!lease || !draft ? whole && tree ? <>{after}{message}<Whole tree={tree} busy={busy} open={openNode} next={skip} /></> : <>{after}{message}<p class="idle" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
           <h1 ref={top} tabIndex={-1}><span class="ask">Which of these explain</span> {lease.task.query}</h1>

@@ -32,7 +32,7 @@ export interface Queue {
   name: string; overlap: number; undo: number; guideline: string; max_grade: number; total: Counts; runs: Counts[];
   qualification: { items: number; answered: number; passed: boolean };
 }
-export interface QueuedRun { run_id: string; queue: string; state: string; created_at: string; trees: number } // ended ones, too
+export interface QueuedRun { run_id: string; queue: string; state: string; created_at: string; trees: number; conflicts: number } // ended ones, too
 export interface Verdict {
   premise_id: string; judgement: string; leaf: boolean; grade: number | null; annotator: string; remark: string; text: string;
 }
@@ -171,6 +171,10 @@ export function useLatest(): <T>(asked: Promise<T>, draw: (found: T) => void, fa
     }
   };
 }
+
+const LETTERS = "aeenc.keys"; // "off": no key of a single letter, digit or sign does anything
+export const lettersOn = (): boolean => localStorage.getItem(LETTERS) !== "off";
+export const setLettersOn = (on: boolean): void => localStorage.setItem(LETTERS, on ? "on" : "off");
 
 export const fresh = (): string => crypto.randomUUID();
 export const freshSeq = (): number => Math.floor(Math.random() * (Number.MAX_SAFE_INTEGER - 1)) + 1;

@@ -1,6 +1,6 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type JudgedTask, type Queue, type QueuedRun, type Answer, type Word } from "./api";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { call, follow, fresh, lettersOn, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type Queue, type QueuedRun, type Answer, type Word } from "./api";
 import { runName, SAID, SAYS } from "./words";
 
 const COLUMNS: [keyof Counts, string][] = [
@@ -12,39 +12,60 @@ const DISPUTES = ["conflict", "adjudicated", "closed", "amended", "undone", "low
 const DONE: Record<string, string> = { amended: "changed an answer", undone: "took an answer back", adjudicated: "decided", released: "gave it back", lowered: "asked fewer people", hastened: "let it go on", withdrawn: "retrieved again" }; // other kinds say it themselves
 const FILES: [string, string][] = [["trees", "trees"], ["pairs", "pairs"], ["triplets", "triplets"], ["beir", "BEIR, TREC"]];
 
-export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: () => Promise<void> }) {
+const KEYS: Record<string, Word> = { a: "explains", l: "leaf", r: "refuses", x: "abstains" };
+const ROWS = "tr[data-premise]"; // what keys decide
+
+type Said = Record<string, Word>;
+interface Props { queues: Queue[]; known: QueuedRun[]; reloadQueues: () => Promise<void>; reloadRuns: () => Promise<void> }
+
+// The runs of all queues with their disputes: live ones, then those that have ended.
+export function runsOf(queues: Queue[], known: QueuedRun[]): { run_id: string; conflicts: number }[] {
+  const live = queues.flatMap((queue) => queue.runs);
+  return [...live, ...known.filter((one) => !live.some(({ run_id }) => run_id === one.run_id))];
+}
+
+const keyOf = ({ run_id, judged }: Dispute): string => `${run_id} ${judged.task.task_id}`;
+
+export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
+  const runs = runsOf(queues, known);
   const live = queues.flatMap((queue) => queue.runs.map((run) => run.run_id));
-  const [known, setKnown] = useState<QueuedRun[]>([]);
   const ended = known.filter((one) => !live.includes(one.run_id));
-  const runs = [...live, ...ended.map((one) => one.run_id)];
   const nameOf = (id: string): string => { const one = known.find((run) => run.run_id === id); return one ? runName(one) : id; };
   const [run, setRun] = useState("");
   const [disputes, setDisputes] = useState<Dispute[] | null>(null);
+  const [said, setSaid] = useState<Record<string, Said>>({}); // of each dispute, until it is decided
+  const [last, setLast] = useState<{ dispute: Dispute; verdicts: Said } | null>(null); // what was decided last
+  const [again, setAgain] = useState<Dispute | null>(null); // it is being decided again
   const [agreed, setAgreed] = useState<Agreement | null>(null);
   const [changes, setChanges] = useState<Change[] | null>(null);
   const [told, setTold] = useState("");
-  const [decided, setDecided] = useState("");
   const chosen = useRef("");
+  const busy = useRef(false);
   const latest = useLatest();
+  const shown = disputes && [...(again ? [again] : []), ...disputes.filter((one) => !again || keyOf(one) !== keyOf(again))];
 
   const failed = (error: Error): void => setTold(error.message);
   // What is told of a run is dropped when another one was chosen meanwhile.
   const of = <T,>(run: string, what: string, draw: (found: T) => void): Promise<void> =>
     call<T>(`/api/runs/${encodeURIComponent(run)}/${what}`).then((found) => { if (chosen.current === run) draw(found); })
       .catch((error: Error) => { if (chosen.current === run) failed(error); });
-  const loadDisputes = (): Promise<unknown> => latest(call<Dispute[]>(`/api/disputes?run=${encodeURIComponent(chosen.current)}`), setDisputes, failed);
+  const loadDisputes = async (): Promise<void> => {
+    await latest(call<Dispute[]>("/api/disputes"), setDisputes, failed);
+    await reloadRuns().catch(failed);
+  };
   const loadFigures = async (): Promise<void> => {
     const run = chosen.current;
     await of<Change[]>(run, "changes", setChanges);
     await of<Agreement>(run, "agreement", setAgreed);
   };
-  useEffect(() => { call<QueuedRun[]>("/api/runs").then(setKnown).catch(failed); }, [live.join()]);
+  useEffect(() => { reloadRuns().catch(failed); }, [live.join()]);
   useEffect(() => { // at first the run that needs a decision most
-    const most = queues.flatMap((queue) => queue.runs).reduce((most, one) => (one.conflicts > (most?.conflicts ?? 0) ? one : most), undefined as Counts | undefined);
-    if (!run && queues.length > 0 && runs[0]) setRun(most?.run_id ?? runs[0]);
+    const most = runs.reduce((most, one) => (one.conflicts > most.conflicts ? one : most), runs[0]!);
+    if (!run && queues.length > 0 && most) setRun(most.run_id);
   }, [queues, known]);
   useEffect(() => {
     const looks = { counts: paced(reloadQueues, COUNT_MS), disputes: paced(loadDisputes, COUNT_MS), figures: paced(loadFigures, FIGURES_MS) };
+    void loadDisputes();
     const stop = follow((event) => {
       looks.counts.ask();
       if (event.run === chosen.current) looks.figures.ask();
@@ -57,32 +78,73 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
     chosen.current = run;
     setAgreed(null);
     setChanges(null);
-    void loadDisputes();
     if (run) void loadFigures();
   }, [run]);
 
-  async function decide({ run_id, judged: { task } }: Dispute, verdicts: Record<string, Word>): Promise<void> {
+  const say = (dispute: Dispute, id: string, word: Word): void => {
+    const key = keyOf(dispute);
+    setSaid((before) => ({ ...before, [key]: { ...before[key], [id]: word } }));
+  };
+
+  async function decide(dispute: Dispute): Promise<void> {
+    const { run_id, judged: { task, conflicts } } = dispute;
+    const verdicts = said[keyOf(dispute)] ?? {};
+    if (busy.current || conflicts.some((id) => !verdicts[id])) return;
+    busy.current = true;
     setTold("");
-    setDecided("");
     try {
       await call("/api/adjudicate", { run: run_id, task: task.task_id, verdicts, request: fresh() });
-      setDecided(`Decided: “${task.query}”. Those who answered read it in their answers.`);
+      setLast({ dispute, verdicts });
+      setSaid(({ [keyOf(dispute)]: _, ...rest }) => rest);
+      setAgain(null);
     } catch (error) {
       failed(error as Error);
     }
-    reloadQueues();
+    busy.current = false;
+    void reloadQueues();
     await loadDisputes();
     if (run_id === chosen.current) await loadFigures();
   }
+
+  function decideAgain(): void {
+    if (!last) return;
+    setSaid({ ...said, [keyOf(last.dispute)]: last.verdicts });
+    setAgain(last.dispute);
+    setLast(null);
+  }
+
+  // Keys are for the row that has the focus; without one, the first row gets it.
+  useLayoutEffect(() => {
+    function pressed(event: KeyboardEvent): void {
+      const at = event.target as HTMLElement;
+      if (at.matches("input, textarea, select") || event.altKey || (event.repeat && !event.key.startsWith("Arrow"))) return;
+      const rows = [...document.querySelectorAll<HTMLElement>(ROWS)];
+      const row = rows.indexOf(at.closest<HTMLElement>(ROWS)!);
+      const dispute = shown?.find((one) => keyOf(one) === rows[row]?.dataset["dispute"]);
+      const word = KEYS[event.key];
+      if (event.ctrlKey || event.metaKey) {
+        if (event.key === "Enter" && dispute) void decide(dispute);
+      } else if (event.key === "ArrowDown" || event.key === "ArrowUp" || (word && lettersOn())) {
+        if (rows.length === 0) return;
+        event.preventDefault();
+        if (word && dispute) say(dispute, rows[row]!.dataset["premise"]!, word);
+        const next = word && !dispute ? 0 : row + (event.key === "ArrowUp" ? -1 : 1);
+        rows[Math.max(0, Math.min(next, rows.length - 1))]!.focus();
+      } else if (event.key === "u" && lettersOn()) decideAgain();
+    }
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  });
 
   return (
     <div class="wide">
       {told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>}
       <h1>Disputed</h1>
-      <p role="status">{decided}</p>
-      {!disputes && <p class="quiet">Reading …</p>}
-      {disputes?.length === 0 && <p class="quiet">Nobody disagrees.</p>}
-      {disputes?.map((one) => <Conflict key={`${one.run_id} ${one.judged.task.task_id}`} task={one.judged} run={nameOf(one.run_id)} decide={(verdicts) => decide(one, verdicts)} />)}
+      <p role="status">{last && <>Decided: “{last.dispute.judged.task.query}”. Those who answered read it in their answers. <button type="button" onClick={decideAgain}>Decide again <kbd>u</kbd></button></>}</p>
+      {!shown && <p class="quiet">Reading …</p>}
+      {shown?.length === 0 && <p class="quiet">Nobody disagrees.</p>}
+      {shown && shown.length > 0 && <p class="quiet"><kbd>↑ ↓</kbd> a row {lettersOn() && <>· <kbd>a l r x</kbd> accept, leaf, refuse, abstain </>}· <kbd>Ctrl ↵</kbd> decide</p>}
+      {shown?.map((one) => <Conflict key={keyOf(one)} dispute={one} run={nameOf(one.run_id)} verdicts={said[keyOf(one)] ?? {}} stands={one === again} say={(id, word) => say(one, id, word)} decide={() => decide(one)} leave={() => setAgain(null)} />)}
       <h2>Queues</h2>
       <div class="tables" tabIndex={0} role="region" aria-label="Queues"><table>
         <thead><tr><th scope="col">Queue</th><th scope="col">Run</th>{COLUMNS.map(([, name]) => <th scope="col" key={name} class="figure">{name}</th>)}<th scope="col">Files</th></tr></thead>
@@ -96,14 +158,14 @@ export function Lead({ queues, reloadQueues }: { queues: Queue[]; reloadQueues: 
           )))}
           {ended.map((one) => (
             <tr key={one.run_id}>
-              <td>{one.queue}</td><td title={one.run_id}>{runName(one)}</td><td colSpan={COLUMNS.length} class="quiet">{one.state}</td><td class="files"><Files run={one.run_id} /></td>
+              <td>{one.queue}</td><td title={one.run_id}>{runName(one)}</td><td colSpan={COLUMNS.length} class="quiet">{one.state}{one.conflicts > 0 && `, ${one.conflicts} disputed`}</td><td class="files"><Files run={one.run_id} /></td>
             </tr>
           ))}
           {runs.length === 0 && <tr><td colSpan={10} class="quiet">No run waits for people. Start one: aeenc sample CORPUS --oracle QUEUE</td></tr>}
         </tbody>
       </table></div>
       {run && <>
-        <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one} value={one}>{nameOf(one)}</option>)}</select></label>
+        <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one.run_id} value={one.run_id}>{nameOf(one.run_id)}</option>)}</select></label>
         <h2>Agreement</h2>
         {!agreed && <p class="quiet">Reading …</p>}
         {agreed && <Figures agreed={agreed} />}
@@ -133,8 +195,10 @@ function Files({ run }: { run: string }) {
   return <>{FILES.map(([form, name]) => <a key={form} href={`/api/runs/${encodeURIComponent(run)}/download/${form}`} download>{name}</a>)}</>;
 }
 
-function Conflict({ task, run, decide }: { task: JudgedTask; run: string; decide: (verdicts: Record<string, Word>) => void }) {
-  const [verdicts, setVerdicts] = useState<Record<string, Word>>({});
+interface ConflictProps { dispute: Dispute; run: string; verdicts: Said; stands: boolean; say: (id: string, word: Word) => void; decide: () => void; leave: () => void }
+
+function Conflict({ dispute, run, verdicts, stands, say, decide, leave }: ConflictProps) {
+  const task = dispute.judged;
   const texts = new Map([...task.task.candidates, ...task.answers.flatMap((one) => one.additions)].map((one) => [one.premise_id, one.text]));
   const missing = task.conflicts.filter((id) => !verdicts[id]).length;
   const said = (answer: Answer, id: string): string => {
@@ -153,16 +217,17 @@ function Conflict({ task, run, decide }: { task: JudgedTask; run: string; decide
       <div class="tables" tabIndex={0} role="region" aria-label="Candidates"><table>
         <thead><tr><th scope="col">Candidate</th>{task.answers.map((one) => <th scope="col" key={one.answer_id}>{one.annotator}</th>)}<th scope="col">Decision</th></tr></thead>
         <tbody>{task.conflicts.map((id) => (
-          <tr key={id}>
+          <tr key={id} tabIndex={-1} data-premise={id} data-dispute={keyOf(dispute)}>
             <td>{texts.get(id)}</td>
             {task.answers.map((one) => <td key={one.answer_id}>{said(one, id)}</td>)}
             <td><span class="said" role="group" aria-label={`Decision on ${texts.get(id) ?? id}`}>
-              {(Object.keys(SAYS) as Word[]).map((word) => <button type="button" key={word} class={word} aria-pressed={verdicts[id] === word} onClick={() => setVerdicts({ ...verdicts, [id]: word })}>{SAYS[word]}</button>)}
+              {(Object.keys(SAYS) as Word[]).map((word) => <button type="button" key={word} class={word} aria-pressed={verdicts[id] === word} onClick={() => say(id, word)}>{SAYS[word]}</button>)}
             </span></td>
           </tr>
         ))}</tbody>
       </table></div>
-      <button type="button" class="primary" disabled={missing > 0} onClick={() => decide(verdicts)}>Decide{missing > 0 ? ` (${missing} left)` : ""}</button>
+      <button type="button" class="primary" disabled={missing > 0} onClick={decide}>Decide{missing > 0 ? ` (${missing} left)` : ""}</button>
+      {stands && <> <button type="button" onClick={leave}>Leave it</button> <span class="quiet">What you have decided stands until you decide again.</span></>}
     </section>
   );
 }

@@ -2,9 +2,9 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Annotate } from "./annotate";
-import { call, ROLES, signedIn, watchConnection, type Person, type Queue } from "./api";
+import { call, ROLES, signedIn, watchConnection, type Person, type Queue, type QueuedRun } from "./api";
 import { belongsTo } from "./draft";
-import { Lead } from "./lead";
+import { Lead, runsOf } from "./lead";
 import { People } from "./people";
 import { Playground } from "./playground";
 import { Practice, practise, practises } from "./practice";
@@ -21,9 +21,11 @@ function App() {
   const [left, setLeft] = useState(false); // signed out on purpose
   const [provider, setProvider] = useState(false);
   const [queues, setQueues] = useState<Queue[]>([]);
+  const [runs, setRuns] = useState<QueuedRun[]>([]); // of those who decide
   const [view, setView] = useState(location.hash.slice(1));
   const [connected, setConnected] = useState(true);
   const reloadQueues = (): Promise<void> => call<Queue[]>("/api/queues").then(setQueues).catch(() => undefined);
+  const reloadRuns = (): Promise<void> => call<QueuedRun[]>("/api/runs").then(setRuns);
 
   // The call after it is refused, and that answer says how to sign in.
   const signOut = (): void => { call("/sign-out", {}).then(() => { setLeft(true); return call("/api/me"); }).catch((error: Error) => setRefused(error.message)); };
@@ -36,9 +38,11 @@ function App() {
       setPerson(who);
       const begin = (name: string): void => setView(location.hash.slice(1) || name); // it may have changed before this listened
       if (who.role === "annotator") begin("annotate");
-      call<Queue[]>("/api/queues").then((found) => {
+      const decides = who.role === "annotator" ? Promise.resolve([]) : call<QueuedRun[]>("/api/runs");
+      Promise.all([call<Queue[]>("/api/queues"), decides]).then(([found, runs]) => {
         setQueues(found);
-        begin(found.some(({ total }) => total.conflicts > 0) ? "lead" : "annotate"); // what waits for those who decide
+        setRuns(runs);
+        begin(disputed(found, runs) > 0 ? "lead" : "annotate"); // what waits for those who decide
       }).catch(() => begin("annotate"));
     }).catch((error: Error) => setRefused(error.message));
     const moved = (): void => setView(location.hash.slice(1) || "annotate");
@@ -50,7 +54,7 @@ function App() {
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
   const shown = practises() ? "practice" : view === "" || views.some(([name]) => name === view) ? view : "annotate";
-  const disputes = queues.reduce((sum, queue) => sum + queue.total.conflicts, 0);
+  const disputes = disputed(queues, runs);
   return <>
     <header>
       <strong>AE-Enc</strong>
@@ -59,7 +63,7 @@ function App() {
       <span class="person">{person.name} <button type="button" class="plain" onClick={signOut}>Sign out</button></span>
     </header>
     <main>
-      {shown === "lead" && <Lead queues={queues} reloadQueues={reloadQueues} />}
+      {shown === "lead" && <Lead queues={queues} known={runs} reloadQueues={reloadQueues} reloadRuns={reloadRuns} />}
       {shown === "people" && <People me={person} />}
       {shown === "training" && <Training />}
       {shown === "playground" && <Playground />}
@@ -68,5 +72,8 @@ function App() {
     </main>
   </>;
 }
+
+// Disputes of live runs by the counts of now, of ended ones as they were when the runs were read.
+const disputed = (queues: Queue[], runs: QueuedRun[]): number => runsOf(queues, runs).reduce((sum, { conflicts }) => sum + conflicts, 0);
 
 render(<App />, document.getElementById("app")!);

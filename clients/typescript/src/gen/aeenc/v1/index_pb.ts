@@ -1820,7 +1820,7 @@ export enum BuildStage {
   UNSPECIFIED = 0,
 
   /**
-   * Receives premises, encodes them and writes their vectors. The last message has this stage, too.
+   * Receives premises, encodes them and writes their vectors.
    *
    * @generated from enum value: BUILD_STAGE_RECEIVING = 1;
    */

@@ -1017,7 +1017,7 @@ export type EvaluateConfig = Message<"aeenc.v1.EvaluateConfig"> & {
   retrieval?: RetrievalOptions | undefined;
 
   /**
-   * Whether to report the rank of every gold premise.
+   * Whether to report the rank of every gold premise. OVER_LIMIT where they may exceed `Limits.message_bytes`.
    *
    * @generated from field: bool ranks = 5;
    */

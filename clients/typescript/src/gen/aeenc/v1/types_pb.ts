@@ -234,7 +234,7 @@ export type GoldQuery = Message<"aeenc.v1.GoldQuery"> & {
   grades: number[];
 
   /**
-   * What may be found, as in PremiseFilter; `premises` are among it. Only in Evaluate's `queries`.
+   * The premises that may be found, as in PremiseFilter. They include `premises`. Only in Evaluate's `queries`.
    *
    * @generated from field: string before_id = 4;
    */
