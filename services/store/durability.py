@@ -65,13 +65,12 @@ class AcknowledgedRedis(Redis):
                 return await super(AcknowledgedRedis, self).execute_command(*args, **options)  # type: ignore[no-untyped-call]
             return (await self.pipeline(transaction=False).execute_command(*args, **options).execute())[0]
 
-        await self.reach()
+        await self.connection_pool.release(await self.connected())
         return await _PATIENCE.call_with_retry(lambda: self.asked(ask, is_read=is_read), _let_go)
 
-    async def reach(self) -> None:
-        """Makes sure of a connection: what cannot even be sent is no write that may have been done."""
-        pool = self.connection_pool
-        await pool.release(await _PATIENCE.call_with_retry(pool.get_connection, _let_go))
+    async def connected(self) -> Any:
+        """Returns a connection that is open: what cannot even be sent is no write that may have been done."""
+        return await _PATIENCE.call_with_retry(self.connection_pool.get_connection, _let_go)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
         """Returns a pipeline whose writes are answered in the same way."""
@@ -110,7 +109,8 @@ class _AcknowledgedPipeline(Pipeline):
         if fenced and not is_atomic:
             self.execute_command(*_FENCE)
             self.execute_command("WAIT", client.replicas, client.wait_ms)
-        await client.reach()
+        if self.command_stack and not self.connection:
+            self.connection = await client.connected()
         ask = partial(super().execute, raise_on_error)
         answers: list[Any] = await client.asked(ask, is_read=is_read)
         if fenced and is_atomic:
