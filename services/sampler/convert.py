@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC
 from typing import cast
 
@@ -28,6 +28,7 @@ from services.sampler.oracles.answers import cleaned
 from services.sampler.people.queue import LeasedTask
 from services.sampler.people.tasks import SentAnswer, TaskRecord, moment_of
 from services.sampler.records.runs import (
+    COUNTERS,
     MAX_NOTE,
     NO_ROOT,
     Hypothesis,
@@ -110,7 +111,7 @@ def to_run(run: Run) -> sampler_pb2.Run:
         error=run.error,
         model_version=run.model_version,
         generation=run.generation,
-        progress=sampler_pb2.RunProgress(**asdict(run.progress)),
+        progress=sampler_pb2.RunProgress(**{name: getattr(run.progress, name) for name in COUNTERS}),
         created_at=to_timestamp(run.created_at),
         ended_at=to_timestamp(run.ended_at),
         current_version=run.version,

@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from aeenc.trees import EVERYTHING, Accessible
@@ -145,7 +146,8 @@ class Tree:
         """What may explain a node: a premise by what stands before itself, where that holds of the hypothesis."""
         while self.within.before_id and node.author:  # its author's words stand nowhere
             node = self.nodes[node.parent]
-        return replace(self.within, before_id=self.within.before_id and (node.premise_id or self.within.before_id))
+        before = self.within.before_id and node.premise_id
+        return replace(self.within, before_id=before) if before else self.within
 
     def pending(self) -> list[Node]:
         """The nodes of the current level that still have to be judged, and cut ones that were begun, in order."""
@@ -413,16 +415,17 @@ class NodeRound:
         said = ((answer and answer.node_verdict) or self._said(known)) if config.step else None
         if said in FINAL:
             return None
-        following = replace(self, known=known, asked=(), round=self.round + 1)
+        following = partial(replace, self, known=known, round=self.round + 1)
         if config.step and (unasked := [one for one in self.candidates if one.id not in known.pairs]):
-            return replace(following, asked=unasked[: config.step])
+            return following(asked=unasked[: config.step])
         if config.step and not self.retrievals:  # what another version's task has asked was not all of its first k
-            return replace(following, retrievals=1)
-        explaining = tuple(candidate.id for candidate in self.explaining(known))
-        retrieves = (config.conditioned or said is NodeVerdict.PREMISE_MISSING) and self.retrievals < ROUNDS
-        if not retrieves or len(explaining) == len(self.accepted):
+            return following(asked=(), retrievals=1)
+        if not (config.conditioned or said is NodeVerdict.PREMISE_MISSING) or self.retrievals >= ROUNDS:
             return None
-        return replace(following, accepted=explaining, retrievals=self.retrievals + 1)
+        explaining = tuple(candidate.id for candidate in self.explaining(known))
+        if len(explaining) == len(self.accepted):
+            return None
+        return following(asked=(), accepted=explaining, retrievals=self.retrievals + 1)
 
     def anew(self) -> NodeRound:
         """The round before it was retrieved for. Candidates that were judged, here or in other trees, stay."""

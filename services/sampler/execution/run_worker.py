@@ -72,8 +72,9 @@ class Calls(Generic[Asked, T]):
         """The answer to one of them. Raises what its call raises."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
+        if not self._waiting:  # else it begins soon, or when a call has ended
+            loop.call_soon(self._begin)  # after all others that go on now
         self._waiting.append((asked, answer))
-        loop.call_soon(self._begin)  # after all others that go on now
         return await answer
 
     def end(self) -> set[asyncio.Task[Sequence[T]]]:
@@ -145,7 +146,8 @@ class RunWorker:
                     ended.result()
                 await self._give_up(idle=not nodes)
                 await self._read_trees()
-                await self._grow()
+                if self._oracle.asks_people:
+                    await self._grow()
                 while await self._advance():
                     await self._read_trees()
                 for tree, node in self._put_to_work():
@@ -289,7 +291,8 @@ class RunWorker:
         """
         self._taken -= one.reserved
         most = min(max(self._left, 0), one.reserved or MAX_REACH)
-        covered = replace(one, asked=one.asked[:most], reserved=0)
+        whole = len(one.asked) <= most and not one.reserved
+        covered = one if whole else replace(one, asked=one.asked[:most], reserved=0)
         if one.asked and not covered.asked:
             return None
         self._taken += len(covered.asked)

@@ -9,7 +9,7 @@ import math
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
@@ -252,7 +252,7 @@ def _fingerprint(config: RunConfig, hypotheses: Sequence[Hypothesis]) -> str:
     """Tells two StartRun calls under one idempotency key apart."""
     found = hashlib.sha256(config_json(config).encode())
     for hypothesis in hypotheses:
-        found.update(json.dumps(astuple(hypothesis)).encode())
+        found.update(json.dumps([*vars(hypothesis).values()]).encode())
     return found.hexdigest()
 
 

@@ -81,7 +81,7 @@ def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
             verdicts[premise_id] = UNSEEN  # given twice: nobody knows which one is meant
         else:
             verdicts[premise_id] = _clear(verdict)
-    said = replace(cleaned(answer, oracle), task_id="", verdicts=(), additions=())
+    said = cleaned(answer, oracle, task_id="", verdicts=(), additions=())
     if not verdicts and not said.intermediates:
         return None
     says_more = said != Answer(annotator=said.annotator)
@@ -99,6 +99,8 @@ def _read(task: Task, answer: Answer, oracle: str) -> NodeAnswer | None:
 def _clear(verdict: Verdict) -> Verdict:
     """The verdict as far as it can be read: an unknown judgement is unseen, a grade that is no number none."""
     is_known, grade = verdict.judgement in JUDGEMENTS, verdict.grade
+    if is_known and (grade is None or math.isfinite(grade)) and len(verdict.annotator) <= MAX_ANNOTATOR:
+        return verdict
     return replace(
         verdict,
         judgement=verdict.judgement if is_known else Judgement.UNSEEN,
@@ -107,8 +109,8 @@ def _clear(verdict: Verdict) -> Verdict:
     )
 
 
-def cleaned(answer: Answer, oracle: str = "") -> Answer:
-    """The answer with each thing that it says once. Long names and notes are cut."""
+def cleaned(answer: Answer, oracle: str = "", **changes: Any) -> Answer:
+    """The answer with each thing that it says once, and other changes. Long names and notes are cut."""
     ways = dict.fromkeys(tuple(dict.fromkeys(one.premise_ids)) for one in answer.alternatives)
     return replace(
         answer,
@@ -116,6 +118,7 @@ def cleaned(answer: Answer, oracle: str = "") -> Answer:
         note=answer.note[:MAX_NOTE],
         intermediates=tuple(dict.fromkeys(text.strip() for text in answer.intermediates)),
         alternatives=tuple(PremiseSet(premise_ids=one) for one in ways),
+        **changes,
     )
 
 

@@ -320,6 +320,8 @@ def _known_json(known: Known) -> str:
 
 def _known(run_id: str, row: str | None, amended: str | None) -> Known:
     """What is known of a query, after people have changed their minds."""
+    if not row and not amended:
+        return Known()
     stored: dict[str, Any] = json.loads(row) if row else {"format_version": FORMAT_VERSION, "pairs": {}}
     check_format(stored, FORMAT_VERSION, f"an answer of run {run_id}")
     pairs = {

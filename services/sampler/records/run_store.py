@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import astuple
 from datetime import datetime
 from typing import Any, cast
 
@@ -135,7 +134,7 @@ class RunStore:
         for start in range(0, len(hypotheses), CHUNK):
             chunk = list(enumerate(hypotheses[start : start + CHUNK], start))
             pipe = self._redis.pipeline(transaction=True)
-            pipe.rpush(own[0], *(json.dumps([FORMAT_VERSION, *astuple(one)]) for _, one in chunk))
+            pipe.rpush(own[0], *(json.dumps([FORMAT_VERSION, *vars(one).values()]) for _, one in chunk))
             pipe.hset(own[1], mapping={one.id: place for place, one in chunk})
             pipe.zadd(own[2], {str(place): place for place, _ in chunk})
             for key in own:

@@ -17,7 +17,8 @@ from aeenc.values.reading import EPOCH
 P = ParamSpec("P")
 MessageT = TypeVar("MessageT", bound=Message)
 
-_AT_HAND = (str, bytes, list, tuple, Mapping, Message)  # other iterables can be gone through once, perhaps
+_PLAIN = frozenset({str, bool, int, float, list, tuple})  # of most fields, and known at once
+_AT_HAND = (bytes, Message, Mapping, *_PLAIN)  # other iterables can be gone through once, perhaps
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)  # of protobuf, for a caller's value
 _PARAMETERS = {"exclude_ids": "exclude", "any_split": "splits"}  # fields that the clients call something else
 _WHOLE = {
@@ -36,7 +37,7 @@ _KINDS = {
 
 def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -> MessageT:
     """Makes a message of a kind. Raises InvalidArgument, naming the field and the item, for a value it cannot hold."""
-    given = {name: value if isinstance(value, _AT_HAND) else _listed(value) for name, value in fields.items()}
+    given = {name: value if type(value) in _PLAIN else _listed(value) for name, value in fields.items()}
     make: Any = kind  # all fields of a message go by name
     try:
         made: MessageT = make(*args, **given)
@@ -106,7 +107,7 @@ def shown(value: object) -> str:
 
 def _listed(value: Any) -> Any:
     """Goes through an iterable here, so that what the caller's own code raises is not taken for protobuf's refusal."""
-    return list(value) if isinstance(value, Iterable) else value
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, _AT_HAND) else value
 
 
 def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
