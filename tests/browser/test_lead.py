@@ -61,6 +61,25 @@ async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -
         assert await dispute.count() == 1, "the disputes of all runs stay"
 
 
+async def test_a_run_shows_how_far_it_is_and_how_many_answers_each_hour_or_day_has_brought(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        await disagree(at, run_id)
+        page = await at.window("lea", "adjudicator")
+        await page.get_by_text("1 disputed, 1 waiting", exact=True).wait_for()
+        await page.get_by_role("img", name="2 answers, ").wait_for()
+        hours = [{"at": f"2026-01-0{day}T10:00:00+00:00", "answers": count} for day, count in ((1, 3), (4, 5))]
+        await page.route("**/changes", lambda route: route.fulfill(json={"latest": [], "answers": hours}))
+        await page.reload()
+        drawn = page.get_by_role("img", name="8 answers, ")
+        await drawn.wait_for()
+        assert "; at most 5 (" in await drawn.get_attribute("aria-label")
+        heights = [float(await one.get_attribute("height")) for one in await drawn.locator("rect").all()]
+        assert [round(one / max(heights), 2) for one in heights] == [0.6, 0, 0, 1], (
+            "a day without an answer has its place"
+        )
+
+
 async def test_a_lead_begins_with_the_disputes_of_all_runs_each_with_what_decides_it(bench: Any) -> None:
     async with bench(overlap=2, policy="adjudicate") as at:
         first = await disputed(at, "hypothesis 0")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -383,12 +384,15 @@ async def agreement(call: Call) -> Any:
 
 
 async def changes(call: Call) -> Any:
-    """The latest changes of a run's tasks, the latest first: the audit trail."""
+    """The latest changes of a run's tasks, the latest first: the audit trail; and its answers by hour (UTC)."""
     call.person.must_be("adjudicator")
     latest: deque[values.TaskEvent] = deque(maxlen=MAX_LISTED)
-    async for change in call.client.people.list_changes(call.run, task_id=call.request.query_params.get("task", "")):
+    answers: Counter[datetime] = Counter()
+    async for change in call.client.people.list_changes(call.run):
         latest.append(change)
-    return list(reversed(latest))
+        answers[change.at.replace(minute=0, second=0, microsecond=0)] += change.kind is values.TaskEventKind.ANSWERED
+    by_hour = [{"at": at, "answers": count} for at, count in sorted(answers.items()) if count]
+    return {"latest": list(reversed(latest)), "answers": by_hour}
 
 
 async def download(call: Call) -> Any:

@@ -40,6 +40,8 @@ export interface Change {
   seq: number; kind: string; task_id: string; query: string; person: string; at: string; answer: Answer | null; reason: string; overlap: number;
   model_version: string;
 }
+export interface Hour { at: string; answers: number }
+export interface History { latest: Change[]; answers: Hour[] } // answers by hour, the first first
 export interface Answer {
   answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
   intermediates: string[]; inference: string; node_verdict: string;

@@ -1,6 +1,7 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, lettersOn, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type Queue, type QueuedRun, type Answer, type Word } from "./api";
+import { call, follow, fresh, lettersOn, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type History, type Queue, type QueuedRun, type Answer, type Word } from "./api";
+import { Progress } from "./progress";
 import { runName, SAID, SAYS } from "./words";
 
 const COLUMNS: [keyof Counts, string][] = [
@@ -37,7 +38,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
   const [last, setLast] = useState<{ dispute: Dispute; verdicts: Said } | null>(null); // what was decided last
   const [again, setAgain] = useState<Dispute | null>(null); // it is being decided again
   const [agreed, setAgreed] = useState<Agreement | null>(null);
-  const [changes, setChanges] = useState<Change[] | null>(null);
+  const [history, setHistory] = useState<History | null>(null);
   const [told, setTold] = useState("");
   const chosen = useRef("");
   const busy = useRef(false);
@@ -55,7 +56,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
   };
   const loadFigures = async (): Promise<void> => {
     const run = chosen.current;
-    await of<Change[]>(run, "changes", setChanges);
+    await of<History>(run, "changes", setHistory);
     await of<Agreement>(run, "agreement", setAgreed);
   };
   useEffect(() => { reloadRuns().catch(failed); }, [live.join()]);
@@ -77,7 +78,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
     if (chosen.current) setTold(""); // what is told before a run is chosen is not of another run
     chosen.current = run;
     setAgreed(null);
-    setChanges(null);
+    setHistory(null);
     if (run) void loadFigures();
   }, [run]);
 
@@ -166,12 +167,14 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
       </table></div>
       {run && <>
         <label>Run <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>{runs.map((one) => <option key={one.run_id} value={one.run_id}>{nameOf(one.run_id)}</option>)}</select></label>
+        <h2>Progress</h2>
+        {history && <Progress counts={queues.flatMap((queue) => queue.runs).find((one) => one.run_id === run)} answers={history.answers} />}
         <h2>Agreement</h2>
         {!agreed && <p class="quiet">Reading …</p>}
         {agreed && <Figures agreed={agreed} />}
         {agreed && agreed.controls.length > 0 && <Controls controls={agreed.controls} />}
         <h2>What was done</h2>
-        {changes && <Trail changes={changes} />}
+        {history && <Trail changes={history.latest} />}
       </>}
     </div>
   );
