@@ -71,6 +71,28 @@ async def test_a_late_answer_to_an_earlier_question_replaces_no_later_one(bench:
         assert await page.get_by_text("a late hit").count() == 0
 
 
+async def test_what_a_search_has_found_is_reached_by_arrows_and_the_frame_stays(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("/")
+        await page.keyboard.type("fact")
+        await page.keyboard.press("Enter")
+        hits = page.get_by_role("region", name="Search the corpus").get_by_role("listitem")
+        await hits.nth(1).wait_for()
+        second = (await hits.nth(1).inner_text()).split("\n")[-1].removeprefix("Add").strip()
+        for key in ("ArrowDown", "ArrowDown", "Enter"):
+            await page.keyboard.press(key)
+        added = page.get_by_role("list", name="Added").get_by_role("listitem")
+        assert second in await added.inner_text()
+        assert "focused" in await page.locator(".candidates > li").first.get_attribute("class")
+        for key in ("ArrowUp", "ArrowUp", "x"):
+            await page.keyboard.press(key)
+        box = page.get_by_role("region", name="Search the corpus").get_by_role("textbox")
+        assert await box.input_value() == "factx"
+
+
 async def test_the_playground_names_the_way_and_what_only_one_of_two_finds(bench: Any) -> None:
     async with bench() as at:
         page = await at.window("ann")

@@ -31,6 +31,16 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
     await look(call<{ hits: Hit[] }>("/api/search", body), (found) => setHits(found.hits), (error) => setProblem(error.message));
   }
 
+  // Arrows go from the words to what was found, and back; the frame of the candidates stays where it is.
+  function move(event: KeyboardEvent): void {
+    const places = [input.current!, ...(event.currentTarget as HTMLElement).querySelectorAll<HTMLElement>(".hits button")];
+    const at = places.indexOf(event.target as HTMLElement);
+    if (at < 0 || !["ArrowDown", "ArrowUp"].includes(event.key)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    places[at + (event.key === "ArrowDown" ? 1 : -1)]?.focus();
+  }
+
   function keep(intermediate: boolean): void {
     const same = (one: string): boolean => one.trim().toLowerCase() === text.trim().toLowerCase();
     const circular = [...lease.task.path, lease.task.query].some(same);
@@ -39,7 +49,7 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
   }
 
   return (
-    <section class="panel search" aria-label="Search the corpus">
+    <section class="panel search" aria-label="Search the corpus" onKeyDown={move}>
       <form onSubmit={search} role="search">
         <label class="grow">Search the corpus
           <input ref={input} value={text} maxLength={1024} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={(event) => event.key === "Escape" && close()} />
