@@ -5,7 +5,8 @@
     walks   browsers at random, in two tabs and three widths: what is refused unseen, sent astray, lost, doubled?
     page    the weight of the first load
 
-`--only PART` runs one part. Needs `pip install clients/workbench` (`make test-browser` does it). Loopback only.
+`--only PART` runs one part. `--longest-s 300 --seed N` walks other ways for each N: short runs make up a long one.
+Needs `pip install clients/workbench` (`make test-browser` does it). Loopback only.
 """
 
 from __future__ import annotations
@@ -319,7 +320,7 @@ class LongFacts(FakeIndex):
         return answer
 
 
-async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
+async def walks(rows: Rows, *, answers: int, longest_s: float, seed: int) -> None:
     """People at random in browsers, beside boxes and calls that the driver records."""
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
@@ -345,7 +346,7 @@ async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
         signed_in = [f"{url}/sign-in?link={links.make(Person(name, 'annotator'))}" for name in names]
         pages = await stack.enter_async_context(windows(signed_in))
         wide = [int(name.partition(" ")[0]) for name in names]
-        walkers = [Walker(*one, walked) for one in zip(pages, names, wide, strict=True)]
+        walkers = [Walker(*one, walked, seed) for one in zip(pages, names, wide, strict=True)]
         for walker in walkers:
             await walker.start(walker.name.partition(", ")[2])
         begun = time.monotonic()
@@ -356,7 +357,7 @@ async def walks(rows: Rows, *, answers: int, longest_s: float) -> None:
         await sampler.channel.close()
     lists = " and ".join(f"{count} to lists of {k}" for k, count in sorted(walked.lists.items()))
     acts = f"{lists}; {sum(walker.acts for walker in walkers)} acts; {walked.unread} sent unseen"
-    rows.note(f"{len(walkers)} walkers, {walked.answers} answers", took_s / 60, "min", acts)
+    rows.note(f"{len(walkers)} walkers, seed {seed}, {walked.answers} answers", took_s / 60, "min", acts)
     told = f"of {walked.refusals}"
     rows.at_most("refusals of candidates not in sight for a second", len(walked.refused_unseen), "refusals", 0, told)
     rows.at_most("answers to another task than the one shown", len(walked.of_another_task), "answers", 0)
@@ -379,6 +380,7 @@ async def main() -> None:
     parser.add_argument("--think-s", type=float, default=0.5, help="mean seconds that a person thinks in `kills`")
     parser.add_argument("--answers", type=int, default=500, help="of `walks`")
     parser.add_argument("--longest-s", type=float, default=3600.0, help="seconds after which `walks` ends in any case")
+    parser.add_argument("--seed", type=int, default=0, help="of `walks`")
     options = parser.parse_args()
     rows = Rows("workbench")
     for part in [options.only] if options.only else PARTS:
@@ -387,7 +389,7 @@ async def main() -> None:
         elif part == "times":
             await times(rows, hypotheses=200, answers=15)
         elif part == "walks":
-            await walks(rows, answers=options.answers, longest_s=options.longest_s)
+            await walks(rows, answers=options.answers, longest_s=options.longest_s, seed=options.seed)
         else:
             await kills(rows, hypotheses=options.hypotheses, think_s=options.think_s)
     rows.finish()

@@ -120,9 +120,9 @@ class Walked:
 class Walker:
     """One person who presses, clicks and scrolls at random, in two tabs."""
 
-    def __init__(self, page: Any, name: str, width: int, walked: Walked) -> None:
+    def __init__(self, page: Any, name: str, width: int, walked: Walked, seed: int = 0) -> None:
         self.name, self._walked, self._width = name, walked, width
-        self._rng = random.Random(f"{name} {width}")
+        self._rng = random.Random(f"{name} {width} {seed}")
         self._tabs, self._at = [page], page
         self._leases: dict[str, dict[str, Any]] = {}
         self.given: dict[str, str] = {}  # answer ids and their tasks, as the page was told
