@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import aeenc
 from aeenc import blocking, errors, people, sampler
 from aeenc.calls.inputs import enum_value
+from aeenc.trees import Accessible
 from aeenc.v1 import people_pb2, sampler_pb2, trainer_pb2, types_pb2
 
 AWAITING = (
@@ -33,7 +34,7 @@ CLIENTS = (*AWAITING, *(getattr(blocking, f"Blocking{client.__name__}") for clie
 CLIENTS += (aeenc.AsyncClient, aeenc.Client)
 # The blocking clients are annotated with names that only type checkers import: those of the awaiting clients' modules.
 ANNOTATED = {name: value for client in AWAITING for name, value in vars(import_module(client.__module__)).items()}
-ANNOTATED |= {"Iterator": Iterator, "NDArray": NDArray, "np": np}
+ANNOTATED |= {"Iterator": Iterator, "NDArray": NDArray, "np": np, "Accessible": Accessible}
 LOADED = """
 import aeenc, sys
 client = aeenc.connect()
@@ -92,7 +93,7 @@ def test_every_method_says_what_it_takes():
 
 
 def parts(kind: object, seen: set[object]) -> Iterator[type]:
-    """The classes in an annotation, and in the fields of those that are dataclasses."""
+    """The classes in an annotation, and in the public fields of those that are dataclasses."""
     if kind in seen:
         return
     seen.add(kind)
@@ -104,7 +105,8 @@ def parts(kind: object, seen: set[object]) -> Iterator[type]:
         if is_dataclass(kind):
             hints = get_type_hints(kind, localns=ANNOTATED)
             for field in fields(kind):
-                yield from parts(hints[field.name], seen)
+                if not field.name.startswith("_"):
+                    yield from parts(hints[field.name], seen)
 
 
 def test_no_method_returns_a_message():
@@ -134,6 +136,11 @@ def test_a_program_loads_only_what_it_uses():
     clients = {client.__module__ for client in AWAITING}
     assert connected & clients == set()
     assert loaded("client.people") & clients == {"aeenc.people"}
+    answered = loaded(
+        "from aeenc.v1 import index_pb2; client.index; aeenc.Retrieved.of(index_pb2.RetrieveResponse())[:]"
+    )
+    assert "aeenc.index" in answered
+    assert not answered & {"numpy", "aeenc.trees", "aeenc.values.types"}
 
 
 def test_every_public_name_is_there_for_programs_and_for_type_checkers():

@@ -30,7 +30,6 @@ from aeenc.calls.retrieval import (
 )
 from aeenc.transport.channel import AWAY, Channel
 from aeenc.transport.checks import check_seconds
-from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import message, shown
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aeenc.calls.premises import PremiseForm
+    from aeenc.trees import Accessible
 
 BUILD_TIMEOUT_S = 24 * 3600.0
 VERIFY_TIMEOUT_S = 3600.0  # every byte is read

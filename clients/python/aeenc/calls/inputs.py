@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from aeenc.errors import InvalidArgument
-from aeenc.trees import Accessible
 from aeenc.values.writing import message, shown
+
+if TYPE_CHECKING:
+    from aeenc.trees import Accessible
 
 CHUNK_BYTES = 2 * 1024 * 1024  # of one message; services accept 4 MiB
 
@@ -65,6 +67,8 @@ def check_used(accessible: Mapping[str, Accessible], texts: Container[str], fiel
 
 def check_accessible(given: Iterable[Any]) -> None:
     """Raises InvalidArgument for what does not say what is accessible."""
+    from aeenc.trees import Accessible  # a search by texts needs no trees
+
     for one in given:
         if not isinstance(one, Accessible):
             raise InvalidArgument.field("accessible", f"has {shown(one)}; give Accessible of aeenc.trees")

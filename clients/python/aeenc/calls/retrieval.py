@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from itertools import takewhile
 from operator import eq
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
@@ -22,13 +22,14 @@ from aeenc.calls.inputs import (
     refuse_single_text,
     refuse_single_texts,
 )
-from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import as_message, message, message_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from aeenc.trees import Accessible
 
 TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
 PAIRS = 512  # a call that re-ranks, about
@@ -135,12 +136,17 @@ class Retrieved:
     model_version: str
     space_id: str
     generation: str
-    timings: values.Timings
     rerank_versions: tuple[str, ...] = ()
     unknown_splits: tuple[str, ...] = ()
     unknown_tags: tuple[str, ...] = ()
     precision: str = ""
     exact: bool = True
+    _timings: types_pb2.Timings = field(default_factory=types_pb2.Timings, repr=False, compare=False)
+
+    @cached_property
+    def timings(self) -> values.Timings:
+        """What took how long. Read when it is asked for: to load all values takes longer than many an answer."""
+        return values.Timings.from_message(self._timings)
 
     @classmethod
     def of(cls, response: index_pb2.RetrieveResponse) -> Retrieved:
@@ -152,12 +158,12 @@ class Retrieved:
             model_version=response.model_version,
             space_id=response.space_id,
             generation=response.generation,
-            timings=values.Timings.from_message(response.timings),
             rerank_versions=tuple(response.rerank_versions),
             precision=precision_name(response.precision),
             exact=response.exact,
             unknown_splits=tuple(response.unknown_splits),
             unknown_tags=tuple(response.unknown_tags),
+            _timings=response.timings,
         )
 
     def __iter__(self) -> Iterator[list[Hit]]:
