@@ -46,6 +46,21 @@ async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(
         assert await pair_set(client, run.id) == brute_force(others, max_nodes=3)
 
 
+@pytest.mark.parametrize("roots_s", [0.0, 0.3])
+async def test_a_budget_is_spent_on_the_hypotheses_first_and_what_grows_from_them_gets_the_rest(
+    world: SamplerWorld, roots_s: float
+):
+    hypotheses = [(f"tree-{n}", f"hypothesis {n}") for n in range(40)]
+    world.oracle.silent = frozenset(text for _, text in hypotheses[::2])  # others have grown before they answer
+    world.oracle.silent_s = roots_s
+    async with world.sampler() as client:
+        run = await finish(client, hypotheses=hypotheses, k=3, max_judgements=40 * 3 + 10)
+        found = await pair_set(client, run.id)
+    roots = brute_force(hypotheses, k=3, max_depth=0)
+    assert (run.progress.trees, len(roots), len(found)) == (40, 40 * 3, 40 * 3 + 10)
+    assert roots < found
+
+
 @pytest.mark.parametrize("conditioned", [False, True])
 @pytest.mark.parametrize(("k", "max_judgements"), [(12, 25), (4, 40), (6, 1_000)])
 async def test_a_budget_is_used_up_and_never_exceeded_however_slow_single_answers_are(
