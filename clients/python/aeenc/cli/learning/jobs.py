@@ -234,7 +234,9 @@ def train(
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
     publish: Annotated[bool, typer.Option("--publish", help="Publish the result if it is better.")] = False,
 ) -> None:
-    """Starts a training job; a finished one leaves a checkpoint to publish. Learns from texts of `train` only.
+    """Starts a training job; a finished one leaves a checkpoint to publish.
+
+    A run over a split of a data set must be one over `train`; of a run over hypotheses of your own all is learnt from.
 
     Without --data, a job over runs holds back a fifth of their trees, and says whether it is better on them.
     """
