@@ -20,7 +20,7 @@ from aeenc import errors
 from services.corpus.generation import check_corpus_name, folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.files import Documents, make_directory
+from services.store.files import Documents
 
 MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
@@ -80,8 +80,7 @@ def moving(store: ArtifactStore, corpus: str, *, alone: bool = False) -> Iterato
 
     Raises Unavailable when another process does not let go.
     """
-    make_directory(store.root / folder_of(corpus))
-    with (store.root / folder_of(corpus) / LOCK).open("ab") as lock:
+    with (store.make_folder(folder_of(corpus)) / LOCK).open("ab") as lock:
         end = time.monotonic() + LOCK_S
         while True:
             try:

@@ -182,15 +182,30 @@ class ArtifactStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.documents = Documents(root)
-        self._was_there = root.is_dir()
+        self.documents = Documents(root, self.check_there)
+        self._was_there = self._is_there()
 
     def check_there(self) -> None:
-        """Raises Unavailable when the root was there before and is gone, as that of a lost volume is."""
-        if self.root.is_dir():
+        """Raises Unavailable when the root is gone or empty and was not before, as that of a lost volume is."""
+        if self._is_there():
             self._was_there = True
         elif self._was_there:
             raise errors.Unavailable(f"the artifacts directory {self.root} is not there any more; mount it again")
+
+    def _is_there(self) -> bool:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
+            return next(entries, None) is not None
+        return False
+
+    def make_folder(self, folder: str) -> Path:
+        """Makes a folder, durably, where there is none, and returns it. Raises what `check_there` raises.
+
+        So nothing is written, and acknowledged, where a lost volume was, to be hidden once that is back.
+        """
+        self.check_there()
+        make_directory(path := self.root / folder)
+        self._was_there = True
+        return path
 
     def path(self, folder: str, artifact_id: str) -> Path:
         """Returns an artifact's path. Raises InvalidArgument unless the id is a plain name that a folder can bear."""
@@ -205,8 +220,7 @@ class ArtifactStore:
 
         A `directory` of the caller, on the same file system, stays when it is not committed.
         """
-        make_directory(self.root / folder)
-        with (self.root / folder / LOCK).open("ab") as lock:
+        with (self.make_folder(folder) / LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # keeps the sweepers of all processes away
             if directory is not None:
                 yield ArtifactWriter(self, kind, folder, directory)
@@ -308,13 +322,17 @@ class ArtifactStore:
         """Lists the ids of all committed artifacts of a folder, sorted."""
         parent = self.root / folder
         if not parent.is_dir():
+            self.check_there()
             return []
         return sorted(p.name for p in parent.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
 
     def folders(self, parent: str) -> Sequence[str]:
         """Lists the names of the folders below a parent, sorted."""
         root = self.root / parent
-        return sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+        if not root.is_dir():
+            self.check_there()
+            return []
+        return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
 
     def check_exists(self, folder: str, artifact_id: str) -> None:
         """Raises NotFound when there is no such artifact, or no longer."""

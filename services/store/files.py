@@ -9,7 +9,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,11 +22,11 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class Documents:
     """Small files that all who share a store read, each replaced as a whole; a key is a path below the store.
 
-    They are files below a directory.
+    They are files below a directory. `check` raises where nothing may be written to it now.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._directory = root
+    def __init__(self, root: Path, check: Callable[[], None] = lambda: None) -> None:
+        self._directory, self._check = root, check
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
         """Returns the content, or some bytes of it, fewer where it ends; None when there is none."""
@@ -39,10 +39,12 @@ class Documents:
 
     def write(self, key: str, content: bytes, *, durable: bool = True) -> None:
         """Replaces the content. What is not `durable` may be lost with the power."""
+        self._check()
         atomic_write(self._directory / key, content, durable=durable)
 
     def create(self, key: str, content: bytes) -> bool:
         """Writes one as a whole, durably. Returns False, and changes nothing, where one stands."""
+        self._check()
         with contextlib.suppress(FileExistsError):
             link_new(self._directory / key, content)
             return True

@@ -203,6 +203,9 @@ class CachedStore(ArtifactStore):
         self.url, self._cache_bytes = bucket.url, cache_bytes
         self._fetching: dict[tuple[str, str], threading.Lock] = {}
 
+    def check_there(self) -> None:
+        """Does nothing: the directory is a cache, which may be emptied at any time."""
+
     def push(self, folder: str, artifact_id: str) -> Artifact:
         """Copies an artifact to the bucket, its manifest last. Repeating it changes nothing."""
         artifact = super().open(folder, artifact_id, verify="size")

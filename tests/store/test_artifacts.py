@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors
-from services.corpus.active import read_active
+from services.corpus.active import moving, read_active
 from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore
 from services.store.files import atomic_write
 
@@ -301,3 +301,33 @@ def test_a_store_whose_volume_is_lost_is_unavailable_and_a_new_one_is_empty(tmp_
         read_active(store, "science")
     (tmp_path / "elsewhere").rename(store.root)
     assert store.open(FOLDER, written.id) == written
+
+
+@pytest.mark.parametrize("is_mount_point", [False, True])
+def test_nothing_is_written_where_a_lost_volume_was(tmp_path: Path, is_mount_point: bool) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    written = commit(store, {"a": "one"})
+    store.root.rename(tmp_path / "elsewhere")
+    if is_mount_point:
+        store.root.mkdir()
+
+    def moving_a_corpus() -> None:
+        with moving(store, "science"):
+            pytest.fail("a move has begun")
+
+    for write in (
+        lambda: commit(store, {"b": "two"}),
+        lambda: store.documents.write("generations/science/note", b"new"),
+        lambda: store.documents.create("generations/science/moves/1", b"new"),
+        moving_a_corpus,
+        lambda: store.list(FOLDER),
+        lambda: store.folders("generations"),
+    ):
+        with pytest.raises(errors.Unavailable, match="mount it again"):
+            write()
+    assert store.root.is_dir() == is_mount_point
+    if is_mount_point:
+        store.root.rmdir()  # it is empty
+    (tmp_path / "elsewhere").rename(store.root)
+    commit(store, {"b": "two"})
+    assert written.id in store.list(FOLDER)

@@ -185,6 +185,7 @@ class Journal:
         before, FailedPrecondition when fewer than `resume_from` premises are kept, NewerFormat for the journal of a
         newer release.
         """
+        self._store.check_there()
         self._lock = locked(self._directory, make=True)
         if self._lock is None:
             raise errors.Unavailable(f"another index is building request_id {self._name}; try again later")

@@ -186,7 +186,7 @@ class Follower:
             try:
                 await self._follow()
                 self._on_state("")
-            except OSError as error:
+            except (OSError, errors.Unavailable) as error:
                 self._on_state(f"the store cannot be read ({error}); what is open keeps serving")
             except Exception as error:
                 if failure != (failure := repr(error)):  # logged once, not twice a second

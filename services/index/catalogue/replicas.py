@@ -28,7 +28,6 @@ from aeenc import errors
 from services.index.values import ReplicaState
 from services.kit import logs
 from services.store.artifacts import ArtifactStore
-from services.store.files import make_directory
 from services.store.formats import check_format, known_fields
 
 log = logs.get(__name__)
@@ -70,7 +69,7 @@ class Replicas:
     """This replica's own record, and the others as last seen. `look` blocks on the store."""
 
     def __init__(self, store: ArtifactStore, instance: str, *, lease_s: float, wait_s: float) -> None:
-        self._documents, self._locks = store.documents, store.root / FOLDER
+        self._store, self._locks = store, store.root / FOLDER
         self._name = uuid.uuid4().hex  # not the instance: two may bear the same name
         self._lease_s, self._wait_s = lease_s, wait_s
         self._poll_s = POLL_BUCKET_S if store.url else POLL_S
@@ -104,13 +103,13 @@ class Replicas:
 
     def _look(self) -> None:
         if self._lock is None:
-            make_directory(self._locks)
+            self._store.make_folder(FOLDER)
             self._lock = self._lock_of(self._name).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._write()
         now = time.monotonic()
         seen: dict[str, tuple[int, float, Replica]] = {}
-        records = (name for name in self._documents.names(FOLDER) if name.endswith(RECORD))
+        records = (name for name in self._store.documents.names(FOLDER) if name.endswith(RECORD))
         for name in {record.removesuffix(RECORD) for record in records} - {self._name}:
             if _is_dead(self._lock_of(name)):
                 self._remove(name)
@@ -134,13 +133,13 @@ class Replicas:
             return
         self._beat += 1
         record = {"format_version": FORMAT_VERSION, "beat": self._beat, **asdict(self._me)}
-        self._documents.write(_key(self._name), json.dumps(record).encode(), durable=False)
+        self._store.documents.write(_key(self._name), json.dumps(record).encode(), durable=False)
         self._said, self._written = self._me, now
 
     def _read(self, name: str) -> tuple[int, Replica] | None:
         """Reads another's record; None for one that is gone or that this release cannot read."""
         try:
-            if (content := self._documents.read(_key(name))) is None:
+            if (content := self._store.documents.read(_key(name))) is None:
                 return None
             record = json.loads(content)
             check_format(record, FORMAT_VERSION, _key(name))
@@ -155,7 +154,7 @@ class Replicas:
             return None
 
     def _remove(self, name: str) -> None:
-        self._documents.remove(_key(name))
+        self._store.documents.remove(_key(name))
         self._lock_of(name).unlink(missing_ok=True)
 
     def _lock_of(self, name: str) -> Path:

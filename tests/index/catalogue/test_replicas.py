@@ -208,13 +208,13 @@ def test_the_others_are_alive_while_their_records_are_being_read(artifact_store,
     two.look()
     one.look()
     alive: list[int] = []
-    read = one._documents.read
+    read = artifact_store.documents.read
 
     def slowly(key: str) -> bytes | None:
         alive.append(len(one.alive))  # as a call may ask while the follower looks
         return read(key)
 
-    monkeypatch.setattr(one._documents, "read", slowly)
+    monkeypatch.setattr(artifact_store.documents, "read", slowly)
     one.look()
     assert alive == [2]
     one.sign_off()
@@ -295,3 +295,15 @@ def test_a_record_that_this_release_does_not_read_is_logged_once(artifact_store:
     assert [line["log_level"] for line in logged] == ["warning"]
     assert "99" in logged[0]["reason"]
     assert [one.instance for one in replicas.alive] == ["one"]
+
+
+def test_a_replica_makes_no_store_where_a_lost_volume_was(artifact_store):
+    artifact_store.make_folder("generations/science")
+    one, lost = Replicas(artifact_store, "one", lease_s=10.0, wait_s=0.0), artifact_store.root.with_name("lost")
+    artifact_store.root.rename(lost)
+    with pytest.raises(OSError, match="mount it again"):
+        one.look()
+    assert not artifact_store.root.exists()
+    lost.rename(artifact_store.root)
+    one.look()
+    one.sign_off()
