@@ -109,8 +109,8 @@ def lint() -> int:
 
 
 def breaking() -> int:
-    """Fail if the protos break users of the last release; before the first one there are none."""
-    tag = git("describe", "--tags", "--abbrev=0")
+    """Fail if the protos break users of the last release, a tag v…; before the first one there are none."""
+    tag = git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
     archive = git("archive", tag.decode().strip(), "--", "buf.yaml", "protos") if tag else None
     if archive is None:
         print("protos: no release to compare with yet: breaking changes not checked")

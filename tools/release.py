@@ -31,6 +31,7 @@ LOCK = ROOT / "requirements" / "release.lock"
 VERSIONED = ROOT / "clients" / "python" / "aeenc" / "__init__.py"
 NPM = Path("clients", "typescript")
 CHART = ROOT / "deploy" / "helm" / "aeenc" / "Chart.yaml"
+CITATION = ROOT / "CITATION.cff"
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
@@ -83,7 +84,8 @@ def outdated() -> dict[Path, str]:
         (r"(?m)^(version|appVersion): [\w.]+$", rf"\1: {number}"),
     )
     found = {}
-    for path in [*projects(ROOT), *(ROOT / NPM / name for name in ("package.json", "package-lock.json")), CHART]:
+    node = [ROOT / NPM / name for name in ("package.json", "package-lock.json")]
+    for path in [*projects(ROOT), *node, CHART, CITATION]:
         text = fresh = path.read_text(encoding="utf-8")
         for pattern, replacement in rules:
             fresh = re.sub(pattern, replacement, fresh)
@@ -108,7 +110,9 @@ def release(out: Path, *, audits: bool) -> int:
     shutil.rmtree(out, ignore_errors=True)
     build(out, tools)
     with tempfile.TemporaryDirectory() as scratch:
+        mask = os.umask(0o077)  # as another person may have it
         build(Path(scratch), tools)
+        os.umask(mask)
         compare(out, Path(scratch))
     wheels = sorted(out.glob("*.whl"))
     for wheel in wheels:
@@ -137,18 +141,18 @@ def build(out: Path, tools: PinnedVenv, *, folders: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         stage = Path(scratch)
         with tarfile.open(fileobj=BytesIO(git_bytes("archive", "HEAD"))) as tar:
-            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4; files' modes, too, are then
-            tar.extractall(stage)  # those of every machine
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+            tar.extractall(stage)
         for project in projects(stage):
             folder = project.parent
             if folders and str(folder.relative_to(stage)) not in folders:
                 continue
             if folder != stage:
-                shutil.copyfile(stage / "LICENSE", folder / "LICENSE")
+                shutil.copy(stage / "LICENSE", folder)
             say(f"building {folder.relative_to(stage)}")
             run(tools, "build", "--no-isolation", "--outdir", str(out), str(folder), environment=environment)
         if not folders and shutil.which("npm"):
-            shutil.copyfile(stage / "LICENSE", stage / NPM / "LICENSE")
+            shutil.copy(stage / "LICENSE", stage / NPM)
             say(f"building {NPM}")
             command(["npm", "ci", "--silent", "--no-audit"], cwd=stage / NPM)
             command(["npm", "pack", "--silent", "--pack-destination", str(out)], cwd=stage / NPM)
@@ -240,9 +244,16 @@ def run(venv: PinnedVenv, module: str, *arguments: str, environment: dict[str, s
 
 
 def command(arguments: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    """Run a program; returns what it wrote. Raises SetupError with that when it fails."""
+    """Run a program, whose files everybody may read; returns what it wrote. Raises SetupError with that when it fails."""
     done = subprocess.run(
-        arguments, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        arguments,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        umask=0o022,  # a wheel and the npm package keep the modes of their files
     )
     if done.returncode:
         raise SetupError(f"{' '.join(arguments[:4])} … failed:\n{done.stdout}")
@@ -256,7 +267,8 @@ def git(*arguments: str) -> str:
 
 def git_bytes(*arguments: str) -> bytes:
     """The same, as bytes. Raises SetupError outside a clone."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+    whole = ["git", "-c", "tar.umask=0022", *arguments]  # an archive's files are readable, too
+    done = subprocess.run(whole, cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
         raise SetupError(f"git {arguments[0]} failed: {done.stderr.decode().strip()}; a release is made in a clone")
     return done.stdout

@@ -56,6 +56,15 @@ def test_a_chart_is_packed_to_the_same_bytes_with_all_that_helm_reads(tmp_path: 
     assert not [name for name in names if "examples" in name], "as .helmignore says"
 
 
+def test_what_a_build_writes_is_readable_whatever_files_the_person_keeps_to_themselves(tmp_path: Path):
+    mask = os.umask(0o077)
+    try:
+        release.command(["touch", "built"], cwd=tmp_path)
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "built").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_file_that_only_one_build_has_is_a_difference(tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -83,3 +92,4 @@ def test_another_version_in_a_pyproject_is_outdated(monkeypatch: pytest.MonkeyPa
     assert texts["clients/typescript/package-lock.json"].count('"version": "1.4.2"') == 2
     assert '"version": "1.4.2"' in texts["clients/typescript/package.json"]
     assert "\nversion: 1.4.2\nappVersion: 1.4.2\n" in texts["deploy/helm/aeenc/Chart.yaml"]
+    assert "\nversion: 1.4.2\n" in texts["CITATION.cff"]
