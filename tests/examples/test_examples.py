@@ -30,7 +30,7 @@ from aeenc.v1 import types_pb2
 from services.launcher import fleet as launched
 from services.launcher.fleet import BASE_PORT, Fleet, Options
 from services.launcher.processes import free_port
-from support.command import running
+from support.command import built_client, npm, running
 from support.models.tiny_base_models import write_tiny_base
 from support.waiting import reached
 from support.worlds.trainer_world import FACTS
@@ -113,26 +113,14 @@ async def test_the_oracle_of_ones_own_says_when_a_node_is_complete():
 @pytest.fixture(scope="module")
 def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the TypeScript client with the packages of its lock; itself, its examples and its tests are built."""
-    if shutil.which("npm") is None:
-        pytest.skip("Node and npm are not installed")
-    folder = tmp_path_factory.mktemp("npm") / "typescript"
-    shutil.copytree(protos.TYPESCRIPT, folder, ignore=shutil.ignore_patterns("node_modules", "build", "dist"))
-    for number, snippet in enumerate(snippets(folder / "README.md") + snippets(DOCS / "integrations.md")):
-        (folder / "examples" / f"snippet{number}.ts").write_text(snippet)
-    npm(folder, "ci", "--no-audit", "--no-fund")
-    npm(folder, "run", "--silent", "examples")
-    return folder
+    pages = (protos.TYPESCRIPT / "README.md", DOCS / "integrations.md")
+    return built_client(tmp_path_factory.mktemp("npm"), [code for page in pages for code in snippets(page)])
 
 
 def snippets(page: Path) -> list[str]:
     found = re.findall(r"```ts\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert found, f"{page.name} has no example in TypeScript"
     return found
-
-
-def npm(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(["npm", *arguments], cwd=folder, check=False, timeout=300, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

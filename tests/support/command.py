@@ -1,13 +1,21 @@
-"""A command that runs beside a test."""
+"""Commands that run beside a test, and the client for Node, which npm builds from its lock and its registry."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tools import protos
+
+TABLE = Path("tests", "support", "odd_inputs.json")  # its tests read it beside their repository
 
 
 @contextmanager
@@ -31,3 +39,24 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
     )
+
+
+def built_client(root: Path, snippets: Sequence[str] = ()) -> Path:
+    """Builds the client, its examples with these snippets beside them, and its tests; skips where npm is not."""
+    if shutil.which("npm") is None:
+        pytest.skip("Node and npm are not installed")
+    folder = root / protos.TYPESCRIPT.relative_to(protos.ROOT)
+    shutil.copytree(protos.TYPESCRIPT, folder, ignore=shutil.ignore_patterns("node_modules", "build", "dist"))
+    (root / TABLE).parent.mkdir(parents=True)
+    shutil.copyfile(protos.ROOT / TABLE, root / TABLE)
+    for number, snippet in enumerate(snippets):
+        (folder / "examples" / f"snippet{number}.ts").write_text(snippet)
+    npm(folder, "ci", "--no-audit", "--no-fund")
+    npm(folder, "run", "--silent", "examples")
+    return folder
+
+
+def npm(folder: Path, *arguments: str) -> None:
+    """Runs npm in a folder; what it wrote is the failure."""
+    done = subprocess.run(["npm", *arguments], cwd=folder, check=False, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -66,9 +66,11 @@ export class AeencError extends Error {
     }
     const [bad] = failure.findDetails(BadRequestSchema);
     const delay = failure.findDetails(RetryInfoSchema)[0]?.retryDelay;
-    return new AeencError(code, failure.rawMessage, {
+    const fields = (bad?.fieldViolations ?? []).map(({ field }) => field);
+    const inMessage = fields.find((field) => failure.rawMessage.startsWith(`${field}: `)) ?? "";
+    return new AeencError(code, asInNode(inMessage) + failure.rawMessage.slice(inMessage.length), {
       reason: info.reason,
-      violations: (bad?.fieldViolations ?? []).map(({ field, description }) => ({ field, description })),
+      violations: (bad?.fieldViolations ?? []).map(({ field, description }) => ({ field: asInNode(field), description })),
       retryAfterMs: delay && Number(delay.seconds) * 1000 + delay.nanos / 1e6,
       requestId: failure.metadata.get("x-request-id") ?? "",
       metadata: info.metadata,
@@ -76,6 +78,10 @@ export class AeencError extends Error {
     });
   }
 }
+
+/** A path of the protos as this client has it: `rerank_weight` is `rerankWeight`; what stands in brackets stays. */
+const asInNode = (path: string): string =>
+  path.replace(/\[[^\]]*\]|_(\w)/g, (whole, letter?: string) => letter?.toUpperCase() ?? whole);
 
 /** The name of a status as gRPC writes it. */
 function codeOf(code: Code): ErrorCode {
