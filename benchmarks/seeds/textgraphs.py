@@ -1,13 +1,13 @@
 """Graded re-ranking as in TextGraphs-15, beside the paper's figures. `make textgraphs DATA=dir`.
 
-    TF-IDF, BM25 ─┐
-    I-BM25 ───────┼─► first 200 ─► regression cross-encoders, one for each seed ─► the sum of their ranks
-    I-BM25 tuned ─┘   (its oracle NDCG bounds them)
+    TF-IDF ─┐
+    I-BM25 ─┴─► first 200 ─► regression cross-encoders, one for each seed ─► the sum of their ranks
+                (its oracle NDCG bounds them)
 
 Everything runs on a fleet of its own, through the RPCs; jobs have idempotency keys, so that what was trained once on
-these files with these settings is found again. `--only words` trains nothing. The paper's figures are NDCG on its dev
-split (Thayaparan et al. 2021) by the task's own measure, which is none of our columns: gain 2^r - 1, and a rated fact
-that a list lacks stands at rank 10^6, where ours give it nothing.
+these files with these settings is found again. `--only words` trains nothing. The paper's figures (Kalyan et al. 2021)
+are NDCG on dev by the shared task's measure (Thayaparan et al. 2021), as are the first two columns: gain 2^r - 1, and a
+rated fact that a list lacks stands at rank 10^6. Each system's list is written as `predict.txt` for the task's scorer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LENGTH = 200
 TEXTS = 16  # a call
 RELEVANT = 0.5  # between the targets of a binary cross-encoder
 PICTURE_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)
-PAPER_HEADING = "paper (dev), not comparable: gain 2^r - 1, missing facts at rank 10^6"
+PAPER_HEADING = "paper (dev; as TextGraphs)"
 PAPER = {
     "TF-IDF": ".5130",
     "I-BM25": ".6669 (base), .6785 (tuned)",
@@ -216,6 +216,16 @@ def ladder(directory: Path, split: str, *, most: int = 0, seed: int = 0, home: P
         yield Ladder(client, dataset, ensure_corpus(client, dataset), gold)
 
 
+def write_predictions(orders: Orders, dataset: Source, split: str, path: Path) -> None:
+    """Writes lists as lines `qid<TAB>uuid`, best first, which the task's scorer reads. It compares lower-case ids."""
+    ids = {one.text: (one.id, *one.aliases) for one in dataset.candidates()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for query, text in dataset.hypotheses(split):
+            for uuid in (uuid for premise in orders.get(text, ()) for uuid in ids[premise]):
+                file.write(f"{query.lower()}\t{uuid}\n")
+
+
 def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
     """The picture of recall by list length, one line for each grade (the paper's Figure 1)."""
     import matplotlib as mpl
@@ -260,16 +270,19 @@ def main() -> None:
             systems[f"ensemble of {len(versions)}"] = running.retrieved(by=versions)
             if given.variants:
                 systems |= variants(running, given.epochs, versions[0])
-        gold = running.gold
+        dataset, gold = running.dataset, running.gold
     print(f"\n{given.data}, {given.split}: {len(gold)} queries, the first {LENGTH} premises")
-    print(f"{'system':<32} {'NDCG':>7} {'NDCG exp':>9} {'oracle':>7} {'MAP':>7}  {PAPER_HEADING}")
+    print(f"{'system':<32} {'TextGraphs':>10} {'oracle':>7} {'NDCG':>7} {'NDCG exp':>9} {'MAP':>7}  {PAPER_HEADING}")
+    written = HOME / f"predictions-{given.data.resolve().name}-{given.split}"
     for name, order in systems.items():
         told, precisions = graded_quality(order, gold), average_precisions(order, gold)
         paper = next((figures for start, figures in PAPER.items() if name.startswith(start)), "")
         print(
-            f"{name:<32} {told.ndcg_linear:7.4f} {told.ndcg_exponential:9.4f} {told.oracle_ndcg_linear:7.4f} "
-            f"{np.mean(precisions):7.4f}  {paper}"
+            f"{name:<32} {told.ndcg_textgraphs:10.4f} {told.oracle_ndcg_textgraphs:7.4f} {told.ndcg_linear:7.4f} "
+            f"{told.ndcg_exponential:9.4f} {np.mean(precisions):7.4f}  {paper}"
         )
+        write_predictions(order, dataset, given.split, written / name / "predict.txt")
+    print(f"for the task's scorer: {written}/SYSTEM/predict.txt")
     path = HOME / f"recall-{given.data.resolve().name}-{given.split}.png"
     draw_recall(first, gold, path)
     print(f"recall of I-BM25 by list length and grade: {path}")

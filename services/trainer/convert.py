@@ -287,8 +287,10 @@ def _graded(graded: GradedMetrics | None) -> types_pb2.GradedMetrics | None:
     return types_pb2.GradedMetrics(
         ndcg_linear=graded.ndcg_linear,
         ndcg_exponential=graded.ndcg_exponential,
+        ndcg_textgraphs=graded.ndcg_textgraphs,
         oracle_ndcg_linear=graded.oracle_ndcg_linear,
         oracle_ndcg_exponential=graded.oracle_ndcg_exponential,
+        oracle_ndcg_textgraphs=graded.oracle_ndcg_textgraphs,
         recalls=recalls,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 
 import ir_measures
@@ -31,6 +31,7 @@ from aeenc.evaluation import (
 )
 
 RANKINGS = 1000
+LOGARITHMS = np.log2(np.arange(100 + 10**6) + 2)
 
 
 def rated(seed: int, count: int, most: int = 40):
@@ -72,11 +73,31 @@ def brute(gains, gain_by_rank):
 def test_gains_and_the_oracle_are_exactly_those_of_all_orders_tried(gain: Gain):
     for ranks, grades in rated(2, RANKINGS, most=5):
         gains = [g if gain is Gain.LINEAR else 2**g - 1 for g in grades]
-        found = [(rank, own) for rank, own in zip(ranks, gains, strict=True) if rank < UNRANKED]
-        assert graded_ndcg(ranks, grades, gain) == brute(gains, found)
+        lacked = 10**6 if gain is Gain.TEXTGRAPHS else UNRANKED
+
+        def counted(pairs, lacked=lacked):
+            places = [(min(rank, lacked), own) for rank, own in pairs]
+            return [one for one in places if one[0] < UNRANKED]
+
+        found = [*zip(ranks, gains, strict=True)]
+        assert graded_ndcg(ranks, grades, gain) == brute(gains, counted(found))
         held = [own for rank, own in found if rank <= 50]
-        ceiling = max(brute(gains, list(enumerate(order, 1))) for order in permutations(held))
+        beyond = [(UNRANKED, own) for rank, own in found if rank > 50]
+        ceiling = max(brute(gains, counted([*enumerate(order, 1), *beyond])) for order in permutations(held))
         assert oracle_ndcg(ranks, grades, gain, length=50) == ceiling
+
+
+def test_the_measure_of_textgraphs_is_the_tasks_formula_and_its_scorer_to_six_digits():
+    for ranks, grades in islice(rated(4, 1000), 200):
+        gains = 2.0 ** np.array(grades) - 1
+        places = np.where(np.array(ranks) == UNRANKED, 10**6, ranks)
+        ideal = (np.sort(gains)[::-1] / np.log2(np.arange(len(gains)) + 2)).sum()
+        found = graded_ndcg(ranks, grades, Gain.TEXTGRAPHS)
+        assert found == pytest.approx((gains / np.log2(places + 1)).sum() / ideal, abs=1e-9)
+        scorer = np.zeros(100 + 10**6)  # the list, then a million places, the last of which hold what it lacks
+        for lacked, (rank, gain) in enumerate(sorted(zip(ranks, gains, strict=True), reverse=True), 1):
+            scorer[-lacked if rank == UNRANKED else rank - 1] = gain
+        assert found == pytest.approx((scorer / LOGARITHMS).sum() / ideal, abs=2e-6)
 
 
 def test_no_order_of_a_list_beats_its_oracle():
@@ -139,6 +160,7 @@ def test_compare_shows_graded_metrics_for_graded_qrels_alone(tmp_path: Path):
     places, grades = ranks_of({"q": {"a": 1, "b": 2}}, {"q": ["a", "b", "x", "c"]})[0].tolist(), [6, 1, 0, 2]
     assert found["second"]["NDCG linear"] == graded_ndcg(places, grades)
     assert found["second"]["NDCG exponential"] == graded_ndcg(places, grades, Gain.EXPONENTIAL)
+    assert found["second"]["NDCG TextGraphs"] == graded_ndcg(places, grades, Gain.TEXTGRAPHS)
     assert found["first"]["oracle NDCG@200 linear"] == found["second"]["oracle NDCG@200 linear"] < 1
     assert found["p"].keys() == found["first"].keys() == found["second"].keys()
     assert found["recall_by_grade"]["first"]["6"] == {"10": 1.0, "25": 1.0, "50": 1.0, "100": 1.0, "200": 1.0}

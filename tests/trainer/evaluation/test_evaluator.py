@@ -216,11 +216,11 @@ async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):
     ranks = [list(one.strict) for one in graded.ranks]
     found = graded.graded
     assert found is not None
-    for gain, name in ((Gain.LINEAR, "linear"), (Gain.EXPONENTIAL, "exponential")):
+    for gain in Gain:
         each = list(zip(ranks, told, strict=True))
-        assert getattr(found, f"ndcg_{name}") == pytest.approx(np.mean([graded_ndcg(*one, gain) for one in each]))
+        assert getattr(found, f"ndcg_{gain.value}") == pytest.approx(np.mean([graded_ndcg(*one, gain) for one in each]))
         oracle = np.mean([oracle_ndcg(*one, gain) for one in each])
-        assert getattr(found, f"oracle_ndcg_{name}") == pytest.approx(oracle)
+        assert getattr(found, f"oracle_ndcg_{gain.value}") == pytest.approx(oracle)
     recalls = [(one.grade, one.pairs, one.recall_at_10, one.recall_at_200) for one in found.recalls]
     shares = recall_by_grade(ranks, told, (10, 200))
     pairs = {5.0: 1, 2.0: 12, 1.0: 23}

@@ -1,5 +1,7 @@
 """Metrics over rated premises: NDCG with graded gain, its ceiling for a re-ranker, and recall by grade.
 
+NDCG of TextGraphs is the measure of the shared task on multi-hop explanations (Thayaparan et al. 2021).
+
 A grade is a real number from 0 (judged irrelevant) to MAX_GRADE; binary gold has grade 1. `ranks` and `grades` of a
 query belong together, one for each rated premise, in any order; ranks count from 1, UNRANKED where a list lacks one.
 """
@@ -11,11 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation.metrics import dcg, ideal_dcg, ndcg
+from aeenc.evaluation.metrics import UNRANKED, ndcg
 
 MAX_GRADE = 100.0  # the exponential gain of larger ones leaves no digits for the others
+MISSING_RANK = 10**6  # of a rated premise that a list lacks, as TextGraphs counts
 LENGTHS = (10, 25, 50, 100, 200)  # of lists whose recall is reported
 
 
@@ -26,6 +30,8 @@ class Gain(Enum):
     """The grade, as in trec_eval."""
     EXPONENTIAL = "exponential"
     """2^grade - 1, as in Burges et al. 2005."""
+    TEXTGRAPHS = "textgraphs"
+    """2^grade - 1; a premise that a list lacks stands at MISSING_RANK, where it has 1/20 of its gain."""
 
     def of(self, grade: float) -> float:
         """Returns the gain of a grade. Raises InvalidArgument for one outside 0 to MAX_GRADE."""
@@ -51,7 +57,8 @@ def graded_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain
 
     Raises InvalidArgument if no grade is above 0.
     """
-    return ndcg(ranks, k, [gain.of(grade) for grade in grades])
+    places = [min(rank, MISSING_RANK) for rank in ranks] if gain is Gain.TEXTGRAPHS else ranks
+    return ndcg(places, k, [gain.of(grade) for grade in grades])
 
 
 def oracle_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain.LINEAR, length: int = 200) -> float:
@@ -59,9 +66,10 @@ def oracle_ndcg(ranks: Sequence[int], grades: Sequence[float], gain: Gain = Gain
 
     Raises InvalidArgument if no grade is above 0.
     """
-    gains = [gain.of(grade) for grade in grades]
-    held = sorted((own for own, rank in zip(gains, ranks, strict=True) if rank <= length), reverse=True)
-    return dcg(zip(held, range(1, len(held) + 1), strict=True)) / ideal_dcg(gains)
+    best_first = sorted(zip(grades, ranks, strict=True), reverse=True)
+    places = count(1)
+    best = [next(places) if rank <= length else UNRANKED for _, rank in best_first]
+    return graded_ndcg(best, [grade for grade, _ in best_first], gain)
 
 
 def recall_by_grade(
@@ -88,8 +96,10 @@ class GradedMetrics:
 
     ndcg_linear: float
     ndcg_exponential: float
+    ndcg_textgraphs: float
     oracle_ndcg_linear: float
     oracle_ndcg_exponential: float
+    oracle_ndcg_textgraphs: float
     recalls: dict[float, list[float]]
     pairs: dict[float, int]
 
@@ -103,10 +113,8 @@ def graded_metrics_of(ranks: Sequence[Sequence[int]], grades: Sequence[Sequence[
         return math.fsum(metric(*one, gain) for one in zip(ranks, grades, strict=True)) / len(ranks)
 
     return GradedMetrics(
-        ndcg_linear=mean(graded_ndcg, Gain.LINEAR),
-        ndcg_exponential=mean(graded_ndcg, Gain.EXPONENTIAL),
-        oracle_ndcg_linear=mean(oracle_ndcg, Gain.LINEAR),
-        oracle_ndcg_exponential=mean(oracle_ndcg, Gain.EXPONENTIAL),
+        **{f"ndcg_{gain.value}": mean(graded_ndcg, gain) for gain in Gain},
+        **{f"oracle_ndcg_{gain.value}": mean(oracle_ndcg, gain) for gain in Gain},
         recalls=recall_by_grade(ranks, grades, LENGTHS),
         pairs=dict(Counter(float(grade) for own in grades for grade in own if grade)),
     )

@@ -342,18 +342,22 @@ class EvaluationReport(_message.Message):
     def __init__(self, strict: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., paper: _Optional[_Union[RetrievalMetrics, _Mapping]] = ..., candidates: _Optional[int] = ..., queries: _Optional[int] = ..., pairs: _Optional[int] = ..., model_version: _Optional[str] = ..., generation: _Optional[str] = ..., rerank_versions: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[EvaluationPart, _Mapping]]] = ..., hypothesis_alone: _Optional[_Union[TreeMetrics, _Mapping]] = ..., gold_tree: _Optional[_Union[TreeMetrics, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[GoldRanks, _Mapping]]] = ..., graded: _Optional[_Union[GradedMetrics, _Mapping]] = ...) -> None: ...
 
 class GradedMetrics(_message.Message):
-    __slots__ = ("ndcg_linear", "ndcg_exponential", "oracle_ndcg_linear", "oracle_ndcg_exponential", "recalls")
+    __slots__ = ("ndcg_linear", "ndcg_exponential", "oracle_ndcg_linear", "oracle_ndcg_exponential", "recalls", "ndcg_textgraphs", "oracle_ndcg_textgraphs")
     NDCG_LINEAR_FIELD_NUMBER: _ClassVar[int]
     NDCG_EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
     ORACLE_NDCG_LINEAR_FIELD_NUMBER: _ClassVar[int]
     ORACLE_NDCG_EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
     RECALLS_FIELD_NUMBER: _ClassVar[int]
+    NDCG_TEXTGRAPHS_FIELD_NUMBER: _ClassVar[int]
+    ORACLE_NDCG_TEXTGRAPHS_FIELD_NUMBER: _ClassVar[int]
     ndcg_linear: float
     ndcg_exponential: float
     oracle_ndcg_linear: float
     oracle_ndcg_exponential: float
     recalls: _containers.RepeatedCompositeFieldContainer[GradeRecall]
-    def __init__(self, ndcg_linear: _Optional[float] = ..., ndcg_exponential: _Optional[float] = ..., oracle_ndcg_linear: _Optional[float] = ..., oracle_ndcg_exponential: _Optional[float] = ..., recalls: _Optional[_Iterable[_Union[GradeRecall, _Mapping]]] = ...) -> None: ...
+    ndcg_textgraphs: float
+    oracle_ndcg_textgraphs: float
+    def __init__(self, ndcg_linear: _Optional[float] = ..., ndcg_exponential: _Optional[float] = ..., oracle_ndcg_linear: _Optional[float] = ..., oracle_ndcg_exponential: _Optional[float] = ..., recalls: _Optional[_Iterable[_Union[GradeRecall, _Mapping]]] = ..., ndcg_textgraphs: _Optional[float] = ..., oracle_ndcg_textgraphs: _Optional[float] = ...) -> None: ...
 
 class GradeRecall(_message.Message):
     __slots__ = ("grade", "pairs", "recall_at_10", "recall_at_25", "recall_at_50", "recall_at_100", "recall_at_200")

@@ -458,8 +458,8 @@ class GradeRecall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradedMetrics:
-    """Retrieval quality on graded gold premises. Each NDCG lies in [0, 1], is macro over queries, and compares with the
-    best order of all graded premises.
+    """Retrieval quality on graded gold premises. Each NDCG is macro over queries, against the best order of all
+    graded ones.
     """
 
     ndcg_linear: float = 0.0
@@ -472,6 +472,12 @@ class GradedMetrics:
     """The same with exponential gain."""
     recalls: tuple[GradeRecall, ...] = ()
     """The recall of each grade above 0, highest grade first."""
+    ndcg_textgraphs: float = 0.0
+    """NDCG as TextGraphs-2021 counts it: exponential gain, and a graded premise that the ranking lacks stands at
+    rank 10^6.
+    """
+    oracle_ndcg_textgraphs: float = 0.0
+    """The oracle of the same; premises beyond the first 200 stand at rank 10^6."""
 
     @classmethod
     def from_message(cls, message: types_pb2.GradedMetrics) -> GradedMetrics:
@@ -482,6 +488,8 @@ class GradedMetrics:
             oracle_ndcg_linear=message.oracle_ndcg_linear,
             oracle_ndcg_exponential=message.oracle_ndcg_exponential,
             recalls=tuple([GradeRecall.from_message(one) for one in message.recalls]),
+            ndcg_textgraphs=message.ndcg_textgraphs,
+            oracle_ndcg_textgraphs=message.oracle_ndcg_textgraphs,
         )
 
 
@@ -516,8 +524,8 @@ class EvaluationReport:
     requested.
     """
     graded: GradedMetrics | None = None
-    """The quality by grades, under the strict protocol. Unset if no gold premise has another grade than 1, and in a
-    conditioned evaluation.
+    """The quality by grades, under the strict protocol. Unset where all grades are 1, and in a conditioned
+    evaluation.
     """
 
     @classmethod

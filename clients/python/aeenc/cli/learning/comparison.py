@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from aeenc.cli.learning.reports import recall_table
+from aeenc.cli.learning.reports import GAINS, recall_table
 from aeenc.cli.output import Output, output_of, table
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import (
-    Gain,
     Run,
     average_precision,
     graded_ndcg,
@@ -43,12 +42,11 @@ _PER_QUERY: dict[str, Callable[[Ranks], float]] = {
 }
 
 
-# One value per query, of ranks and grades; shown when the qrels have grades.
-_GRADED: dict[str, Callable[[Ranks, list[float]], float]] = {
-    "NDCG linear": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades),
-    "NDCG exponential": lambda ranks, grades: graded_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
-    "oracle NDCG@200 linear": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades),
-    "oracle NDCG@200 exponential": lambda ranks, grades: oracle_ndcg(ranks.tolist(), grades, Gain.EXPONENTIAL),
+# One value per query, of ranks, grades and a gain; shown when the qrels have grades.
+_GRADED = {
+    f"{prefix} {name}": (metric, gain)
+    for prefix, metric in (("NDCG", graded_ndcg), ("oracle NDCG@200", oracle_ndcg))
+    for gain, name in GAINS.items()
 }
 
 
@@ -78,8 +76,10 @@ def compare(
     if is_graded(rated):
         grades = [list(own.values()) for own in rated.values()]
         places = [ranks_of(run, rated) for run in runs]
-        for name, graded in _GRADED.items():
-            by_query[name] = [[graded(*one) for one in zip(own, grades, strict=True)] for own in places]
+        for name, (graded, gain) in _GRADED.items():
+            by_query[name] = [
+                [graded(ranks.tolist(), told, gain) for ranks, told in zip(own, grades, strict=True)] for own in places
+            ]
             for own, per_query in zip(metrics, by_query[name], strict=True):
                 own[name] = float(np.mean(per_query))
         recalls = [recall_by_grade([one.tolist() for one in own], grades, LENGTHS) for own in places]

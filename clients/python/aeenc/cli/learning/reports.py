@@ -9,15 +9,13 @@ from rich.table import Table
 
 from aeenc import values
 from aeenc.cli.output import table
-from aeenc.evaluation.graded import LENGTHS, grade_text
+from aeenc.evaluation.graded import LENGTHS, Gain, grade_text
 from aeenc.evaluation.metrics import METRIC_FIELDS
 from aeenc.evaluation.strata import Stratum
 
-_GRADED = {
-    "NDCG linear": "ndcg_linear",
-    "NDCG exponential": "ndcg_exponential",
-    "oracle NDCG@200 linear": "oracle_ndcg_linear",
-    "oracle NDCG@200 exponential": "oracle_ndcg_exponential",
+GAINS = {Gain.LINEAR: "linear", Gain.EXPONENTIAL: "exponential", Gain.TEXTGRAPHS: "TextGraphs"}
+_GRADED = {f"NDCG {name}": f"ndcg_{gain.value}" for gain, name in GAINS.items()} | {
+    f"oracle NDCG@200 {name}": f"oracle_ndcg_{gain.value}" for gain, name in GAINS.items()
 }
 _SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 _FEW = ("MAP", "Hit@10")
