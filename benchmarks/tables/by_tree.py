@@ -22,6 +22,7 @@ from aeenc.trees.folds import connected
 RESAMPLED = 10_000  # times, for an interval
 BY_QUERY = "strict_by_query"  # in a report: AP, FACTS, `group` and UNSEEN (1 or 0), each in the order of the queries
 AP, UNSEEN = "AP", "unseen"
+JUMP = "f"
 FACTS = "AP of facts alone"  # null where no gold premise is a fact
 
 Precisions = NDArray[np.float64]
@@ -41,6 +42,26 @@ class Difference:
 def asked_of(dataset: Dataset, split: str) -> list[str]:
     """Returns the queries that have strict gold, in the order of reports."""
     return [text for text, gold in gold_of(dataset, split) if any(one != text for one in gold)]
+
+
+def own_is_premise(dataset: Dataset, split: str) -> list[bool]:
+    """Whether the text of each query of a split is a premise, too."""
+    candidates = {one.text for one in dataset.candidates()}
+    return [query.text in candidates for query in dataset.queries(split)]
+
+
+def jump(strict: Sequence[Sequence[int]], own: Sequence[bool], found: float) -> float:
+    """Returns f: where a MAP lies between own text before all premises, 0, and own text dropped, 1.
+
+    `strict` has each query's ranks without its own text; `own` says whether that is a premise. NaN where none is.
+    """
+
+    def mean(shifts: Sequence[int]) -> float:
+        ranks = [[rank + by if rank else UNRANKED for rank in one] for one, by in zip(strict, shifts, strict=True)]
+        return float(np.mean([average_precision(np.array(one)) for one in ranks if one]))
+
+    first, dropped = mean([int(one) for one in own]), mean([0] * len(strict))
+    return (found - first) / (dropped - first) if dropped != first else float("nan")
 
 
 def group_of(trees: Sequence[Tree]) -> dict[str, int]:

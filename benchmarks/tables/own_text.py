@@ -24,7 +24,7 @@ from aeenc.evaluation import gold_of, metrics_of
 from aeenc.trees import Dataset
 from aeenc.trees.tree import ROOT
 from benchmarks.harness.entailmentbank import entailmentbank, need_split
-from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, by_query, difference, means_of
+from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, by_query, difference, jump, means_of, own_is_premise
 from benchmarks.tables.research import EVALUATE_S, Research, Unfinished, research
 from benchmarks.tables.table_records import RESULTS
 from benchmarks.tables.table_rows import BOTH_SIDES, FAITHFUL, LITERAL, OURS, SCL, TML, K, version_of
@@ -93,11 +93,6 @@ class Query:
     shared: bool = False
     in_half: bool = False
 
-    @property
-    def first(self) -> Ranks:
-        """The ranks with the own text before all others."""
-        return [rank + 1 for rank in self.strict] if self.candidate else self.strict
-
 
 Rule = Callable[[Query], bool]
 KEPT, DROPPED = "kept (protocol `paper`)", "dropped (protocol `strict`)"
@@ -114,9 +109,8 @@ RULES: Mapping[str, Rule] = {
 
 
 def f_of(queries: Sequence[Query], found: float) -> float:
-    """Where a MAP lies between own text first, 0, and own text dropped, 1; NaN where no own text is a premise."""
-    first, dropped = (_map([getattr(query, name) for query in queries]) for name in ("first", "strict"))
-    return (found - first) / (dropped - first) if dropped != first else float("nan")
+    """The jump of a MAP over these queries."""
+    return jump([query.strict for query in queries], [query.candidate for query in queries], found)
 
 
 def scored(queries: Sequence[Query], rule: Rule) -> dict[str, float]:
@@ -129,7 +123,7 @@ def scored(queries: Sequence[Query], rule: Rule) -> dict[str, float]:
 
 def queries_of(dataset: Dataset, split: str, ranks: Sequence[tuple[Ranks, Ranks]]) -> list[Query]:
     """The queries of a split with their (strict, paper) ranks, in the data set's order."""
-    candidates, facts = {one.text for one in dataset.candidates()}, set(dataset.facts.values())
+    facts = set(dataset.facts.values())
     trees = [tree for name in dataset.splits for tree in dataset.trees(name)]
     below = {tree.texts[child] for tree in trees for child in tree.children[ROOT]}
     once: set[str] = set()
@@ -143,13 +137,15 @@ def queries_of(dataset: Dataset, split: str, ranks: Sequence[tuple[Ranks, Ranks]
         Query(
             strict,
             paper,
-            candidate=one.text in candidates,
+            candidate=is_premise,
             fact=one.text in facts,
             below_root=one.text in below,
             shared=one.text in shared,
             in_half=bool(chosen),
         )
-        for one, (strict, paper), chosen in zip(dataset.queries(split), ranks, half, strict=True)
+        for one, (strict, paper), is_premise, chosen in zip(
+            dataset.queries(split), ranks, own_is_premise(dataset, split), half, strict=True
+        )
     ]
 
 
@@ -161,10 +157,6 @@ def measure(running: Research, split: str, name: str) -> list[tuple[list[int], l
         running.corpus, gold_of(running.dataset, split), version=version, ranks=True, timeout_s=EVALUATE_S
     )
     return [(list(one.strict), list(one.paper)) for one in report.ranks]
-
-
-def _map(ranks: Sequence[Ranks]) -> float:
-    return float(metrics_of([np.array(own) for own in ranks if len(own)]).to_dict()["MAP"])
 
 
 def page(dataset: Dataset, split: str, systems: Mapping[str, Any]) -> str:

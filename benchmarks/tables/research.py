@@ -26,13 +26,13 @@ from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.evaluation import gold_of
-from aeenc.loop import Journal, Loop, LoopPlan
+from aeenc.loop import Journal, Loop, LoopPlan, pretrained
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
 from benchmarks.harness.kept_fleet import inputs_digest
 from benchmarks.harness.rows import ROOT
-from benchmarks.tables.by_tree import BY_QUERY, by_query
+from benchmarks.tables.by_tree import BY_QUERY, JUMP, by_query, jump, own_is_premise
 from benchmarks.tables.table_text import deeper_metrics
 from services.launcher.fleet import Fleet, Options
 from services.store.registry_rows import CROSS_ENCODERS
@@ -81,7 +81,10 @@ class Research:
         for protocol in ("strict", "paper"):
             if protocol in told:
                 told[protocol] |= deeper_metrics([getattr(one, protocol) for one in report.ranks])
-        told[BY_QUERY] = by_query(self.dataset, split, [one.strict for one in report.ranks])
+        ranks = [one.strict for one in report.ranks]
+        told[BY_QUERY] = by_query(self.dataset, split, ranks)
+        if "paper" in told:
+            told[JUMP] = jump(ranks, own_is_premise(self.dataset, split), told["paper"]["MAP"])
         return told
 
     def serve(self, version: str) -> None:
@@ -104,9 +107,7 @@ class Research:
 
     def pretrained(self) -> str:
         """The version of the space's pre-trained encoder."""
-        space_id = self.client.trainer.info().default_space_id
-        found = [one for one in self.client.trainer.list_checkpoints() if one.pretrained and one.space_id == space_id]
-        return str(found[0].version)
+        return pretrained(self.client)
 
     def train(self, key: str, fields: Mapping[str, Any]) -> values.Job:
         """The job of a key, started unless it was before, to its end; one that fails is resumed once.
@@ -151,8 +152,9 @@ class Research:
             rounds=rounds,
             patience=0,
             run={"split": TRAINING_SPLIT, **run},
-            job={"split": TRAINING_SPLIT, **job},
+            job={"split": TRAINING_SPLIT, **{name: value for name, value in job.items() if name != "mode"}},
             later_run=later_run or {},
+            mode=str(job.get("mode", "MODE_SINGLE")).removeprefix("MODE_").lower(),  # type: ignore[arg-type]
         )
         name = self._key(key, {**run, **job})
         journal = Journal.open(self.home / "loops" / f"{name}.json", plan)

@@ -18,14 +18,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aeenc import errors, values
 from aeenc.blocking import Client
 from aeenc.files.whole import whole_file
 from aeenc.values import WorkState
 
-__all__ = ["STABLE", "Gold", "Journal", "Loop", "LoopPlan", "RolloutIncomplete", "Round", "WorkEndedBadly"]
+__all__ = [
+    "STABLE",
+    "Gold",
+    "Journal",
+    "Loop",
+    "LoopPlan",
+    "RolloutIncomplete",
+    "Round",
+    "WorkEndedBadly",
+    "pretrained",
+]
 
 FORMAT_VERSION = 1
 STABLE = "stable"
@@ -55,6 +65,9 @@ class LoopPlan:
     Each round learns from the pairs of all rounds so far. With `restart` it starts from the pre-trained encoder, else
     from the round before. It ends early after `patience` rounds in a row that do not lift the strict MAP on
     `validation` (0: never); the label then names the best version.
+
+    In `mode` "siamese" and "dual" each round trains premises, too, and publishes encoders and a generation in their
+    space together, which only the label `stable` can do. Raises InvalidArgument for another label there.
     """
 
     corpus: str
@@ -68,11 +81,26 @@ class LoopPlan:
     run: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     later_run: Mapping[str, Any] = field(default_factory=dict)
+    mode: Literal["single", "siamese", "dual"] = "single"
+
+    def __post_init__(self) -> None:
+        if self.trains_premises and self.label != STABLE:
+            raise errors.InvalidArgument(
+                f"label is {self.label!r}; in mode {self.mode}, a round publishes a generation of the corpus, too, "
+                f"which {STABLE!r} alone can do"
+            )
+
+    @property
+    def trains_premises(self) -> bool:
+        """Whether each round makes a space of its own."""
+        return self.mode != "single"
 
     def fingerprint(self) -> str:
         """Hashes the plan without `rounds` and `patience`: a loop that goes on may change when it ends."""
         chosen = {name: dict(getattr(self, name)) for name in ("run", "later_run", "job")}
         values = {**vars(self), "rounds": 0, "patience": 0, **chosen}
+        if not self.trains_premises:
+            del values["mode"]  # as before there were others
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -229,15 +257,27 @@ class Loop:
                         self._client.registry.delete_label(trial, space_id=label.space_id)
 
     def _serve(self, one: Round) -> None:
-        """Points the plan's label at a round's encoder unless it does already; forces one that lifts nothing."""
-        label = self._plan.label
-        if (one.version,) not in {
-            known.versions for known in self._client.registry.list_labels() if known.name == label
-        }:
+        """Has the services use a round's encoder unless they do already; forces one that lifts nothing."""
+        if not self._serves(one):
             best_before = max((before.validation_map for before in self.rounds[: one.number]), default=0.0)
-            self._publish(one.version, label, force=one.published or one.validation_map <= best_before)
+            self._publish(one.version, self._plan.label, force=one.published or one.validation_map <= best_before)
+            if not self._serves(one):  # the encoder that the loop began with: it brings no generation
+                corpus, index = self._plan.corpus, self._client.index
+                index.activate(corpus, one.report["generation"], expected=self._generation())
         one.published = True
         self._journal.save()
+
+    def _serves(self, one: Round) -> bool:
+        """Whether the plan's label names a round's encoder, or the corpus serves the generation of its space."""
+        if self._plan.trains_premises:
+            return bool(self._generation() == one.report["generation"])
+        labels = self._client.registry.list_labels()
+        return (one.version,) in {known.versions for known in labels if known.name == self._plan.label}
+
+    def _generation(self) -> str:
+        """Returns the generation that the corpus serves."""
+        corpora = self._client.index.list_corpora()
+        return next((found.active.id for found in corpora if found.corpus == self._plan.corpus), "")
 
     def _sample(self, now: Round) -> None:
         plan, sampler = self._plan, self._client.sampler
@@ -260,13 +300,18 @@ class Loop:
 
     def _train(self, now: Round) -> None:
         plan, trainer = self._plan, self._client.trainer
+        base, job = self.rounds[now.number - 1].version, dict(plan.job)
+        if plan.restart:  # by default a job starts from the encoder of the premises, which the last round has trained
+            base = pretrained(self._client) if plan.trains_premises else ""
+        if plan.trains_premises:
+            job["mode"] = plan.mode
         start = partial(
             trainer.start_job,
             validation=plan.validation,
             corpus=plan.corpus,
             run_ids=[one.run for one in self.rounds if one.run],
-            base_version="" if plan.restart else self.rounds[now.number - 1].version,
-            **plan.job,
+            base_version=base,
+            **job,
         )
         job = self._finish(now, "job", "training", trainer, start)
         now.version, now.validation_map = job.version, job.progress.best_validation_map
@@ -290,12 +335,21 @@ class Loop:
             raise RolloutIncomplete(f"not every encoder serves {version}: {reasons or 'none has answered'}")
 
     def _measure(self, now: Round, *, label: str | None = None, version: str | None = None) -> None:
-        plan = self._plan
-        report = self._client.trainer.evaluate(plan.corpus, plan.validation, label=label, version=version)
+        plan, trainer = self._plan, self._client.trainer
+        tandem = trainer.get_checkpoint(version).tandem if plan.trains_premises and version else None
+        generation = tandem.generation if tandem else ""
+        report = trainer.evaluate(plan.corpus, plan.validation, label=label, version=version, generation=generation)
         now.report = self._report_dict(report)
         now.version = report.model_version
         now.validation_map = report.strict.map
         self._say(f"round {now.number}: {now.version}, strict MAP {now.validation_map:.4f}")
+
+
+def pretrained(client: Client) -> str:
+    """Returns the version of the pre-trained encoder of the trainer's own space."""
+    space_id = client.trainer.info().default_space_id
+    found = (one for one in client.trainer.list_checkpoints() if one.pretrained and one.space_id == space_id)
+    return next(found).version
 
 
 def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, name: str, *, known: bool) -> Any:

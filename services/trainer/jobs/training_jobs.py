@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
 from aeenc import errors
 from aeenc.trees import EVERYTHING
-from services.corpus.generation import open_generation
+from services.corpus.generation import PREMISES, Generation, folder_of, open_generation
 from services.corpus.holds import GenerationHolds
 from services.kit.limits import Limits, check_texts
 from services.kit.tracing import traceparent
+from services.store.artifacts import ArtifactStore
 from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
@@ -91,17 +93,21 @@ class TrainingJobs:
     async def _resolve(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> tuple[str, str]:
         """Resolves the corpus's active generation, and the version of its space to start from.
 
-        Raises InvalidArgument for a gold premise that the generation lacks.
+        A job that makes a space of its own may start from another one: then against that one's generation of the same
+        premises. Raises InvalidArgument for a gold premise that the generation lacks.
         """
         store = self._checkpoints.store
         generation = await asyncio.to_thread(active_generation, store, config.corpus)
         opened = await asyncio.to_thread(open_generation, store, config.corpus, generation)
         base_version = config.base_version or opened.premise_version
+        base = await self._checkpoints.get(base_version)
+        if config.mode in {"SIAMESE", "DUAL"} and base.space_id != opened.space_id:
+            opened = await asyncio.to_thread(_same_premises_in, store, opened, base.space_id)
         for version in filter(None, (base_version, config.guide_version)):
             self._check_space(await self._checkpoints.get(version), config.corpus, opened.space_id)
         if validation:
             await asyncio.to_thread(GoldStandard.of, merge_queries(validation), opened.ordinal_by_text)
-        return generation, base_version
+        return opened.id, base_version
 
     def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:
         if row.space_id == CROSS_ENCODER:
@@ -190,6 +196,17 @@ class TrainingJobs:
         await self._holds.hold(job_id, job.config.corpus, job.generation)
         self.runner.wake()
         return job
+
+
+def _same_premises_in(store: ArtifactStore, opened: Generation, space_id: str) -> Generation:
+    """Opens the generation of a space that has the premises of another, which is returned where there is none."""
+    folder, premises = folder_of(opened.corpus), opened.artifact.files[PREMISES].sha256
+    for name in store.list(folder):
+        with suppress(errors.NotFound, errors.DataLoss):  # one that is being deleted, or is damaged
+            found = store.described(folder, name)
+            if found.meta["space_id"] == space_id and found.files[PREMISES].sha256 == premises:
+                return open_generation(store, opened.corpus, name)
+    return opened
 
 
 def _check_options(config: JobConfig, loss: LossSpec) -> None:

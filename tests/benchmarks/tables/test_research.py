@@ -2,6 +2,7 @@
 
 import fcntl
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2, types_pb2
 from benchmarks.tables import research as module
 from benchmarks.tables.research import Research, Unfinished, research
+from benchmarks.tables.table_rows import BY_NAME
 
 FAILED, CANCELLED, SUCCEEDED = (
     types_pb2.WORK_STATE_FAILED,
@@ -67,6 +69,24 @@ def test_a_job_that_somebody_cancels_goes_on_only_when_it_is_asked_for_again(tre
     again = Trainer([SUCCEEDED], known=CANCELLED)
     assert running(again, trees, tmp_path).train("row-0", {}).version == "q1"
     assert again.asked == ["resume", "wait"]
+
+
+def test_the_mode_of_a_rows_job_is_that_of_its_loop(trees, tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setattr(module, "Loop", lambda _, plan, *__: SimpleNamespace(go=lambda: plans.append(plan)))
+    monkeypatch.setattr(Research, "serve", lambda *_: None)
+    monkeypatch.setattr(Research, "pretrained", lambda _: "q0")
+    for row in ("ae-enc", "ae-enc-dual", "ae-enc-siamese-no-reg"):
+        with pytest.raises(IndexError):  # there are no rounds
+            BY_NAME[row].measure(SimpleNamespace(loop=partial(_looped, running(None, trees, tmp_path))), "dev", 0)
+    assert [plan.mode for plan in plans] == ["single", "dual", "siamese"]
+    assert [plan.job["regularization"] for plan in plans] == [0.1, 0.1, 0.0]
+    assert not any("mode" in plan.job for plan in plans)
+
+
+def _looped(research, *args, **fields):
+    research.loop(*args, **fields)
+    raise IndexError
 
 
 def test_a_home_in_which_another_run_works_is_refused_before_its_services_are_touched(trees, tmp_path, monkeypatch):

@@ -135,12 +135,14 @@ def test_where_nothing_is_measured_the_table_that_is_there_stays(make, tmp_path)
     assert "nothing is measured; docs/results/table1-dev.md, .png stay as they were" in said
 
 
-def test_every_printed_row_stands_below_ours_with_its_twelve_figures(make, tmp_path):
+def test_every_printed_row_stands_below_ours_with_its_twelve_figures_and_what_they_are_over_sbert_and_the_best(
+    make, tmp_path
+):
     assert {row.printed for row in BY_NAME.values()} == {"", *PRINTED}
     assert len(PRINTED) == 14
     make("--only", "bm25")
     lines = page(tmp_path).splitlines()
-    figures = ".335 | .525 | .446 | .476 | .487 | .493 | .496 | .628 | .726 | .766 | .793 | .810"
+    figures = ".335 | .525 | .446 | .476 | .487 | .493 | .496 | .628 | .726 | .766 | .793 | .810 | -5.9 | -13.7"
     assert f"| *TF-IDF, as printed* |  | {figures} |" in lines
     assert any(line.startswith("| *DPR's question encoder, [CLS], as printed* |") for line in lines), (
         "not measured here"
@@ -202,6 +204,16 @@ def test_a_row_of_hours_is_measured_only_where_it_is_named(make, monkeypatch):
     assert {"tml-single", "ae-enc-no-reg"} <= set(asked[0])
     assert asked[1] == ["tml-literal"]
     assert "tml-literal" in make("--list")[1]
+
+
+def test_what_only_some_seeds_have_says_of_how_many_it_is_and_f_stands_where_it_is_kept():
+    reports = [{"paper": {"MAP": 0.5, "NDCG": 0.6}}, {"paper": {"MAP": 0.5}}]
+    row = MeasuredRow("a", "A", reports, {})
+    assert row.cells("paper", ["MAP", "NDCG", "Hit@10"]) == [".500 ± .000", ".600 (1 of 2)", ""]
+    counts = {"queries": 1, "pairs": 1, "candidates": 2, "strict": {"MAP": 0.5}}
+    with_f = MeasuredRow("b", "B", [{**counts, "paper": {"MAP": 0.4}, "f": 0.25}], {})
+    assert "| B | b | .250 |" in markdown([with_f], "dev", "source")
+    assert "the jump" not in markdown([MeasuredRow("c", "C", [{**counts, "paper": {"MAP": 0.4}}], {})], "dev", "source")
 
 
 def test_metrics_at_the_depths_of_the_paper_are_of_the_ranks_and_0_is_not_ranked():

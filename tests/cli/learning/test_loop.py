@@ -31,6 +31,21 @@ async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
         assert (refused.code, "other settings" in refused.stderr) == (4, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mode", "dual"), "--mode dual needs another loss than full-corpus-softmax"),
+        (("--mode", "siamese", "--loss", "triplet-margin", "--label", "canary"), "'stable' alone can do"),
+    ],
+)
+async def test_a_loop_that_could_not_publish_its_rounds_is_refused_before_it_samples(aeenc, trees, words, said):
+    services = CountingServices()
+    async with serving(all_three, services) as port:
+        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+        refused = await aeenc(*where, "--json", "loop", "science", "--data", trees, *words)
+    assert (refused.code, said in refused.error["message"], services.runs) == (2, True, {})
+
+
 async def test_positives_alone_may_be_collected_after_the_first_round(aeenc, trees):
     services = CountingServices()
     async with serving(all_three, services) as port:

@@ -1,7 +1,8 @@
-"""A job in mode SIAMESE through the RPCs: trained in a child, its generation built by the index, published as one."""
+"""Jobs in modes SIAMESE and DUAL, alone and in a loop, through the RPCs: trained in a child, and published as one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,16 +12,22 @@ from typing import Any
 
 import pytest
 
+import aeenc
 from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient, errors
+from aeenc.cli.learning.reports import report_dict
 from aeenc.evaluation import AnswerDataset
-from aeenc.v1 import trainer_pb2, types_pb2
+from aeenc.loop import Journal, Loop, LoopPlan, Round
+from aeenc.v1 import oracle_pb2_grpc, trainer_pb2, types_pb2
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
+from services.sampler.__main__ import build as build_sampler
+from services.sampler.settings import SamplerSettings
 from services.store.registry import Registry
 from services.trainer.registry.child import Child
 from support.waiting import until
+from support.worlds.sampler_world import FakeOracle, serving
 from support.worlds.tandem_world import PREMISES
 from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer
 
@@ -36,6 +43,7 @@ class World:
     registry: RegistryClient
     index: IndexClient
     space: Space
+    addresses: dict[str, str]
 
     async def start(self, **fields: Any) -> trainer_pb2.Job:
         """Starts a job over a data set of all pairs."""
@@ -51,19 +59,36 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     data_sets = {"pairs": data} | {name: Path(f"analogy:{ANSWERS / name}") for name in ("wikiqa", "trecqa")}
     common = {"port": 0, "artifacts_dir": space.store.root}
-    options = {"redis_url": redis_url, "namespace": namespace, "state_dir": tmp_path / "e", "workers": 1, "poll_s": 0.2}
+    redis = {"redis_url": redis_url, "namespace": namespace}
+    options = {**redis, "state_dir": tmp_path / "e", "workers": 1, "poll_s": 0.2}
     async with AsyncExitStack() as stack:
         encoder = await stack.enter_async_context(build_encoder(EncoderSettings(**common, **options)))
         targets = {"encoder_target": f"127.0.0.1:{encoder.port}"}
         index = await stack.enter_async_context(build_index(IndexSettings(**common, **targets)))
         targets["index_target"] = f"127.0.0.1:{index.port}"
-        _, trainer = await stack.enter_async_context(
-            serve_trainer(space, redis_url, namespace, tmp_path / "t", **targets, data_sets=data_sets)
+        oracle = await stack.enter_async_context(
+            serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, FakeOracle())
         )
+        sampling = {**redis, "index_target": targets["index_target"], "poll_s": 0.1}
+        oracles = {"mine": {"target": f"127.0.0.1:{oracle}", "max_attempts": 1}}
+        sampler = await stack.enter_async_context(build_sampler(SamplerSettings(**common, **sampling, oracles=oracles)))
+        served, trainer = await stack.enter_async_context(
+            serve_trainer(
+                space,
+                redis_url,
+                namespace,
+                tmp_path / "t",
+                **targets,
+                sampler_target=f"127.0.0.1:{sampler.port}",
+                data_sets=data_sets,
+            )
+        )
+        servers = {"encoder": encoder, "index": index, "sampler": sampler, "trainer": served}
+        addresses = {name: f"127.0.0.1:{server.port}" for name, server in servers.items()}
         client = await stack.enter_async_context(AsyncClient(index=targets["index_target"]))
         await until(lambda: encoder.readiness.healthy and index.readiness.healthy)
         await client.index.build(CORPUS, PREMISES)
-        yield World(trainer, RegistryClient(trainer.channel), client.index, space)
+        yield World(trainer, RegistryClient(trainer.channel), client.index, space, addresses)
 
 
 async def test_a_job_that_cannot_be_done_in_its_mode_is_refused_at_its_start(world: World):
@@ -125,6 +150,51 @@ async def test_a_job_learns_from_questions_and_answers_and_its_encoder_serves(wo
     await world.registry.publish(job.version, wait_s=20, force=True)
     found = await world.index.retrieve(CORPUS, [asked[0].text], k=5)
     assert found.model_version == job.version
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_each_round_of_a_dual_loop_starts_from_the_pretrained_encoder_and_serves_a_tandem(
+    world: World, tmp_path: Path
+):
+    plan = LoopPlan(
+        CORPUS,
+        [(f"t{n}", query.text) for n, query in enumerate(VALIDATION)],
+        [(query.text, query.gold) for query in VALIDATION],
+        oracle="mine",
+        rounds=2,
+        patience=0,
+        run={"k": 5, "split": "train"},
+        job={"loss": "triplet_margin", "epochs": 1, "learning_rate": 1e-3, "split": "train"},
+        mode="dual",
+    )
+
+    def go() -> list[Round]:
+        with aeenc.connect(**world.addresses, timeout_s=60) as client:
+            return Loop(client, plan, Journal.open(tmp_path / "loop.json", plan), report_dict).go()
+
+    async def serves() -> tuple[str, str]:
+        found = await world.index.retrieve(CORPUS, [VALIDATION[0].text], k=3)
+        return found.model_version, found.generation
+
+    rounds = await asyncio.to_thread(go)
+    assert rounds[0].version == world.space.version
+    trained = [await world.trainer.get_checkpoint(one.version) for one in rounds[1:]]
+    assert [one.base_version for one in trained] == [world.space.version] * 2
+    assert len({world.space.space_id, *(one.space_id for one in trained)}) == 3
+    for one, checkpoint in zip(rounds[1:], trained, strict=True):
+        assert one.report["generation"] == checkpoint.tandem.generation
+        assert checkpoint.tandem.premise_version not in {one.version, world.space.version}
+    assert [one.published for one in rounds[:2]] == [True, True], "round 2 has sampled with the first tandem"
+    best = max(rounds, key=lambda one: one.validation_map)
+    assert await serves() == (best.version, best.report["generation"])
+    record = json.loads((tmp_path / "loop.json").read_text())
+    for back in (2, 0):  # the encoder that the loop began with brings no generation of its own
+        for number, one in enumerate(record["rounds"]):
+            one["validation_map"] = float(number == back)
+        (tmp_path / "loop.json").write_text(json.dumps({**record, "ended": ""}))
+        await asyncio.to_thread(go)
+        assert await serves() == (rounds[back].version, rounds[back].report["generation"])
 
 
 async def test_prototypes_out_of_range_are_refused(world: World):

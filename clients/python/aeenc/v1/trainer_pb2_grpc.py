@@ -28,8 +28,7 @@ if _version_not_supported:
 class TrainerServiceStub(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
-    types.proto.
+    A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
     """
 
     def __init__(self, channel):
@@ -93,8 +92,7 @@ class TrainerServiceStub(object):
 class TrainerServiceServicer(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
-    types.proto.
+    A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
     """
 
     def StartJob(self, request, context):
@@ -104,7 +102,7 @@ class TrainerServiceServicer(object):
         - INVALID_ARGUMENT: an invalid setting, a validation premise outside the corpus, or a split that a data set lacks.
         - FAILED_PRECONDITION: `base_version` or `guide_version` is a cross-encoder, a run is of another corpus or split,
         or a data set's files are missing.
-        - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the corpus.
+        - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the job's.
         - FAILED_PRECONDITION (NO_POSITIVES): the job has only runs, and they contain no positive pair.
         - ALREADY_EXISTS: the idempotency key was used with another configuration.
         - UNAVAILABLE: the job cannot be stored.
@@ -251,8 +249,7 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 class TrainerService(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
-    types.proto.
+    A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
     """
 
     @staticmethod

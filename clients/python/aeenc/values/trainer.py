@@ -171,10 +171,12 @@ class JobConfig:
     idempotency_key: str = ""
     """Makes StartJob safe to retry. Empty: none."""
     base_version: str = ""
-    """The checkpoint to start from. Empty: the space's pre-trained encoder."""
+    """The checkpoint to start from. Empty: the space's pre-trained encoder. SIAMESE and DUAL take one of another space,
+    too, if the corpus has a generation of the same premises there, which the job then trains against.
+    """
     loss: Loss = Loss.UNSPECIFIED
-    """The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION. Modes SIAMESE and DUAL have no
-    default: name one.
+    """The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION; in SIAMESE and DUAL, none:
+    name one.
     """
     epochs: int = 0
     """Passes over the data, at most 100. Default (0): by the size of the data, as many as give 1,000 steps, but 3 to
@@ -256,8 +258,8 @@ class JobConfig:
     own_text: OwnText = OwnText.UNSPECIFIED
     """What the query's own text is to the query. Mode SIAMESE refuses NEGATIVE. Default: EXCLUDED."""
     prototypes: int = 0
-    """The number of correct pairs of each class of questions, drawn at random, that the quadruples of ANALOGY compare
-    with; 1 to 10,000. Default (0): 30.
+    """The number of random correct pairs of each class that ANALOGY's quadruples compare with; 1 to 10,000. Default
+    (0): 30.
     """
     custom_loss: str = ""
     """A loss of the operator's settings, by its name there, in place of `loss`."""

@@ -15,10 +15,12 @@ from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
+from aeenc.errors import InvalidArgument
 from aeenc.evaluation import gold_of, load_data
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.transport.targets import home
 
+FULL_CORPUS = "full-corpus-softmax"
 SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 
 
@@ -40,6 +42,10 @@ def loop(
     recipe: dict[str, Any],
     corpus: Annotated[str, typer.Argument(help="The corpus to retrieve from and to train against.")],
     data: Annotated[Path, typer.Option(help=f"Hypotheses and gold queries. {LAYOUTS}")],
+    mode: Annotated[
+        Literal["single", "siamese", "dual"],
+        typer.Option(help="As of `aeenc train`; the last two need a --loss, and publish encoders and corpus together."),
+    ] = "single",
     rounds: Annotated[int, typer.Option(min=1, help="How many; a loop that has ended may go on with more.")] = 4,
     journal: Annotated[
         Path | None, typer.Option(show_default=".aeenc/loops/CORPUS.json", help="Where it keeps what it has done.")
@@ -66,6 +72,8 @@ def loop(
     A round's encoder is published when it is better than those before, or when a further round samples with it. A run
     or job that was cancelled meanwhile ends the command; given again, it resumes it.
     """
+    if mode != "single" and recipe.get("loss", FULL_CORPUS) == FULL_CORPUS:  # refused before a round has sampled
+        raise InvalidArgument(f"--mode {mode} needs another loss than {FULL_CORPUS}; give --loss triplet-margin")
     first = "positives_only" if collect == "positives-only" else "both"
     dataset = load_data(data)
     plan = LoopPlan(
@@ -80,6 +88,7 @@ def loop(
         run={"k": k, "split": TRAINING_SPLIT, "collect": first},
         later_run={"collect": "positives_only"} if collect == "positives-later" else {},
         job=recipe,
+        mode=mode,
     )
     out = output_of(context)
     kept = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)
