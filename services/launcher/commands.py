@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -157,6 +158,7 @@ def register(app: typer.Typer) -> None:
     backups.register(app)
     vectors.register(app)
     named_credentials.register(app)
+    import_module("services.local.pulling").register(app)  # by name: it opens models, which nothing here may load
 
 
 def _oracles(known: Mapping[str, str], given: Sequence[str], say: Callable[[str], None]) -> dict[str, str]:

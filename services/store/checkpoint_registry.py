@@ -159,6 +159,11 @@ class CheckpointRegistry:
         async with unavailable_if_down("look for deleted checkpoints"):
             return list(await self._claim(keys=[self._keys.buried], args=[grace_s]))
 
+    async def is_buried(self, version: str) -> bool:
+        """Says whether a checkpoint was deleted whose files may still be there."""
+        async with unavailable_if_down(f"look for deleted checkpoint {version}"):
+            return await self._redis.zscore(self._keys.buried, version) is not None
+
     async def forget_buried(self, version: str) -> None:
         """Forgets a deleted checkpoint whose files are gone."""
         async with unavailable_if_down(f"forget checkpoint {version}"):

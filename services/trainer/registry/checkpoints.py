@@ -65,6 +65,16 @@ class Checkpoints:
             raise NotFound(f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all")
         return row
 
+    async def brought(self, version: str) -> CheckpointRow:
+        """As `get`, after registering a version whose files somebody has brought into the store and nobody deleted."""
+        rows = self._registry.checkpoints
+        is_known = await rows.get(version) is not None or await rows.is_buried(version)
+        if not is_known and version in await asyncio.to_thread(self.store.list, FOLDER):
+            row = await self.register(version)
+            if row.pretrained and await rows.space(row.space_id) is None:  # it encodes the premises of a new space
+                await rows.set_space(row.space_id, version)
+        return await self.get(version)
+
     async def labels_of(self, version: str) -> list[str]:
         """Returns the names of the labels that point at a version."""
         return [label.name for label in await self._registry.labels(readable=True) if version in label.versions]

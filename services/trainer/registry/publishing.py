@@ -268,7 +268,7 @@ class Publisher:
 
     async def _named(self, move: Move) -> CheckpointRow:
         """Returns the checkpoint that a label shall name, or the first of an ensemble, after checking all of it."""
-        rows = [await self._checkpoints.get(one) for one in versions_of(move.version)]
+        rows = [await self._checkpoints.brought(one) for one in versions_of(move.version)]
         if len(rows) > 1:
             _check_ensemble(rows, move.label)
         if move.share and rows[0].space_id == CROSS_ENCODER:

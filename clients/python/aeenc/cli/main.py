@@ -106,7 +106,7 @@ _SECTIONS = {
     "Learn": "sample train evaluate compare loop runs jobs follow resume cancel oracle export import data tune "
     "tune-retrieval fuse score-trees",
     "People": "workbench queues tree tasks retrieve-again changes agreement adjudicate close",
-    "Operate": "publish rollback checkpoints labels gc backup restore token completion",
+    "Operate": "publish rollback checkpoints labels model gc backup restore token completion",
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
@@ -127,6 +127,7 @@ _OF_SERVICES = {
     "backup": "launcher.backups.commands.back_up",
     "restore": "launcher.backups.commands.bring_back",
     "token": "launcher.tokens.register",
+    "model": "local.pulling.register",
     "tune": "tuning.words.command",
     "tune-retrieval": "tuning.retrieval.command",
 }

@@ -26,8 +26,8 @@ class Loss(Choice):
     TRIPLET_MARGIN = 2
     """Triplet margin on cosines, with regularisation towards the pre-trained encoder (Bogatu et al. 2022, Eq. 2)."""
     PAIRWISE_CONTRASTIVE = 3
-    """Pulls pairs together or pushes them apart up to a margin (Hadsell et al. 2006; the `SCL` of Bogatu et al. 2022),
-    with the same regularisation.
+    """Pulls pairs together or apart up to a margin (Hadsell et al. 2006; `SCL` of Bogatu et al. 2022), regularised
+    as well.
     """
     SUPERVISED_CONTRASTIVE = 4
     """All positives of a query against the other premises of the batch (Khosla et al. 2020, SupCon)."""
@@ -193,8 +193,8 @@ class JobConfig:
     margin: float | None = None
     """Margin m. Default: 0.1 with TRIPLET_MARGIN and ANALOGY, 0.5 with PAIRWISE_CONTRASTIVE."""
     regularization: float | None = None
-    """Weight of the regularisation towards the pre-trained encoder. Default: 0.1 with TRIPLET_MARGIN and
-    PAIRWISE_CONTRASTIVE, otherwise 0.
+    """Regularisation towards the pre-trained encoder. Default: 0.1 with TRIPLET_MARGIN and PAIRWISE_CONTRASTIVE,
+    otherwise 0.
     """
     refused_weight: float = 0.0
     """Weight of a refused pair relative to an unjudged premise in the softmax. Default (0): 1."""

@@ -408,8 +408,8 @@ class TreeMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldRanks:
-    """The ranks of one query's gold premises, from 1, in the order in which they were sent; 0 for one that was not
-    found. Premises of grade 0 are not gold.
+    """Ranks of one query's gold premises, from 1, in the order sent; 0 for one not found. Premises of grade 0 are
+    not gold.
     """
 
     strict: tuple[int, ...] = ()
