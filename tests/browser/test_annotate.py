@@ -462,9 +462,10 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
         await trail.get_by_text("because").wait_for()
         for lease in sorted(await at.people.lease("bob", run_id=other, max_tasks=2), key=lambda one: one.task.query):
             await at.people.submit(lease, [])
-        ann = await at.window("ann")
         await page.get_by_role("link", name="Annotate").click()
         await shown(page, "hypothesis 1")
+        ann = await at.window("ann")  # only now: she would take that task
+        await ann.get_by_text("Nothing waits for you").wait_for()
         for window, listed in ((page, "hypothesis 3 bob hypothesis 2 bob"), (ann, "")):
             await window.keyboard.press("o")
             answers = window.get_by_role("region", name="Answers")

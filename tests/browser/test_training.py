@@ -219,6 +219,7 @@ async def test_a_job_of_one_step_is_drawn_and_has_no_phase_after_its_end(bench: 
     }
     async with bench() as at:
         page = await at.window("chief", "admin")
+        await page.get_by_role("button", name="Sign out").wait_for()  # a page that still loads may pass a route by
         await page.route("**/api/training", lambda route: route.fulfill(json=known))
         told = {"content_type": "text/event-stream", "body": f"data: {json.dumps(job)}\n\n"}
         await page.route("**/api/jobs/*/events", lambda route: route.fulfill(**told))
