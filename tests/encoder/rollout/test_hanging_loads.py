@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from services.encoder.rollout import candidates, follower, loading
-from services.store.artifacts import ArtifactStore
-from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
@@ -35,17 +33,6 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     monkeypatch.setattr(candidates, "GRACE_S", 0.1)
     yield lambda checkpoint: begun.setdefault(checkpoint.version, threading.Event())
     end.set()
-
-
-@pytest.fixture
-async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry):
-    """Three checkpoints of one space, known to the registry; `stable` names the first of them."""
-    await register(registry, tiny_checkpoint)
-    made = [write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2, 3)]
-    for checkpoint in made:
-        await register(registry, checkpoint)
-    await registry.set_label(TINY_SPACE, "stable", made[0].version)
-    return made
 
 
 def loads() -> int:

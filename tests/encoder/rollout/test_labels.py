@@ -15,9 +15,8 @@ from services.encoder.rollout import follower, history, loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower
 from services.encoder.runtime.model import Model
-from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, register, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
 
@@ -33,17 +32,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(CandidateLoader, "load", load)
     return begun
-
-
-@pytest.fixture
-async def tuned(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry):
-    """The pretrained checkpoint and three others, known to the registry; `stable` names the first of them."""
-    await register(registry, tiny_checkpoint)
-    made = [write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2, 3)]
-    for checkpoint in made:
-        await register(registry, checkpoint)
-    await registry.set_label(TINY_SPACE, "stable", made[0].version)
-    return made
 
 
 async def versions_of(client, keys, **options) -> list[str]:
