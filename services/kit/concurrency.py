@@ -68,22 +68,23 @@ async def every(
 ) -> None:
     """Does a step again and again, with pauses that `wake` ends, until it is cancelled.
 
-    `tell` gets the reason of each failure, which by default is logged as `trouble`; unexpected ones always are.
+    `tell` gets the reason of each failure. Of failures of one kind in a row the first is logged as `trouble`.
     """
     wake = wake or asyncio.Event()
-
-    def warn(reason: str) -> None:
-        log.warning(trouble, reason=reason)
-
+    failing: type[Exception] | None = None
     while True:
         try:
             await step()
-        except (errors.AeencError, OSError) as error:
-            (tell or warn)(str(error))
+            failing = None
         except Exception as error:  # one failed step must not end the loop
-            log.exception(trouble)
+            expected = isinstance(error, errors.AeencError | OSError)
+            if type(error) is not failing and expected:
+                log.warning(trouble, reason=str(error), exc_info=True)
+            elif type(error) is not failing:
+                log.exception(trouble)
             if tell is not None:
-                tell(f"{trouble} ({type(error).__name__}); the log has it")
+                tell(str(error) if expected else f"{trouble} ({type(error).__name__}); the log has it")
+            failing = type(error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await wake.wait()

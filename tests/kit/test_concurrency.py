@@ -51,30 +51,38 @@ async def test_a_task_that_is_slow_to_end_has_ended_when_its_cancellation_return
     assert ended == [True]
 
 
-async def test_a_step_that_fails_is_told_and_tried_again_with_a_traceback_where_nobody_foresaw_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_a_step_that_fails_is_tried_again_and_each_kind_of_failure_is_logged_once_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, *, is_told: bool
 ) -> None:
-    told, done = list[tuple[str, str, str]](), asyncio.Event()
-    failures = iter([errors.Unavailable("the store is away"), OSError("the disk is away"), ValueError("a fault")])
+    logged, reasons, done = list[tuple[str, str, str]](), list[str](), asyncio.Event()
+    away, disk, fault = errors.Unavailable("the store is away"), OSError("the disk is away"), ValueError("a fault")
+    failures = iter([away, away, disk, fault, fault, None, away])
 
     class Log:
-        def warning(self, trouble: str, *, reason: str) -> None:
-            told.append(("warning", trouble, reason))
+        def warning(self, trouble: str, *, reason: str, exc_info: bool) -> None:
+            assert exc_info
+            logged.append(("warning", trouble, reason))
 
         def exception(self, trouble: str) -> None:
-            told.append(("exception", trouble, ""))
+            logged.append(("exception", trouble, ""))
 
     async def step() -> None:
-        if (failure := next(failures, None)) is not None:
+        try:
+            failure = next(failures)
+        except StopIteration:
+            done.set()
+            return
+        if failure is not None:
             raise failure
-        done.set()
 
     monkeypatch.setattr(concurrency, "log", Log())
-    looking = asyncio.create_task(every(0.0, step, "looking fails"))
+    looking = asyncio.create_task(every(0.0, step, "looking fails", tell=reasons.append if is_told else None))
     await asyncio.wait_for(done.wait(), 5)
     await cancel_all([looking])
-    assert told == [
-        ("warning", "looking fails", "the store is away"),
-        ("warning", "looking fails", "the disk is away"),
-        ("exception", "looking fails", ""),
-    ]
+    unavailable = ("warning", "looking fails", "the store is away")
+    others = [("warning", "looking fails", "the disk is away"), ("exception", "looking fails", "")]
+    assert logged == [unavailable, *others, unavailable]
+    hidden = "looking fails (ValueError); the log has it"
+    told = ["the store is away"] * 2 + ["the disk is away", hidden, hidden, "the store is away"]
+    assert reasons == (told if is_told else [])
