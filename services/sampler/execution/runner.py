@@ -33,6 +33,8 @@ from services.store.redis import WorkLease, once_redis_answers
 
 log = get(__name__)
 
+CANCELLED = "it was cancelled elsewhere, and perhaps resumed"
+
 
 class Runner:
     """Works on at most `max_active_runs` runs at once, between `start` and `stop`.
@@ -155,11 +157,11 @@ class Runner:
         async def is_over() -> str:
             # A worker that waits for its oracle writes nothing, so no refused write tells it of a cancellation.
             state = (await self._store.get(run_id)).state
-            return f"it was stopped elsewhere: {state}" if state in ("CANCELLED", "PENDING") else ""
+            return CANCELLED if state in ("CANCELLED", "PENDING") else ""
 
         try:
             if why := await lease.during(self._work(run_id, lease), is_over):
-                log.warning("run was stopped", run=run_id, reason=why)
+                (log.info if why == CANCELLED else log.warning)("run was stopped", run=run_id, reason=why)
         except NewerFormat as error:  # a newer release has rewritten the record meanwhile
             self._leave(run_id, error)
         except Exception:

@@ -186,9 +186,13 @@ class Sampling:
             raise errors.InvalidArgument.field(
                 "run_id", f"{run_id} is not an import into corpus {corpus!r}; leave it out to start one"
             )
-        asked = {"corpus": corpus, "run_id": run_id, "pairs": await asyncio.to_thread(said, pairs)}
-        request = Request(request_id, "ImportPairs", asked)
-        return await self._log.imported(request) or await self._import(corpus, pairs, run_id, request), len(pairs)
+        request = Request(request_id, "ImportPairs", {"corpus": corpus, "pairs": await asyncio.to_thread(said, pairs)})
+        found = await self._log.imported(request) or await self._import(corpus, pairs, run_id, request)
+        if run_id not in ("", found):  # a repeated call may name the run that the first one began
+            raise errors.AlreadyExists(
+                f"request id {request_id[:80]!r} was used with run_id {found!r}, now with {run_id!r}; choose another id"
+            )
+        return found, len(pairs)
 
     async def _import(self, corpus: str, pairs: Sequence[Pair], run_id: str, request: Request) -> str:
         """Adds pairs to a run, or stores a new one with them in one step: nobody ever sees one without the other."""

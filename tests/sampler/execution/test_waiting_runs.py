@@ -217,3 +217,14 @@ async def test_a_run_that_a_newer_release_rewrites_is_let_go_once(
         assert told.total() <= 2  # the look and the work may both meet it
         gc.collect()
         assert "never retrieved" not in caplog.text, "no task has failed unseen"
+
+
+async def test_a_run_that_is_cancelled_through_another_sampler_is_let_go_without_a_warning(world: SamplerWorld):
+    changes = {"lease_s": 0.3}
+    async with at_work(world, 1, changes=changes, undo_s=NEVER) as (_, sampler, run_id), world.sampler() as other:
+        with structlog.testing.capture_logs() as logs:
+            await other.cancel(run_id)
+            await until(lambda: any(line["event"] == "run was stopped" for line in logs))
+        told = {(line["event"], line["log_level"]) for line in logs if line.get("run") == run_id}
+        assert told == {("run was stopped", "info")}
+        assert run_id not in (await sampler.info()).active_runs

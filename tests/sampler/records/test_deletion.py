@@ -134,7 +134,13 @@ async def test_an_import_that_never_came_leaves_nothing_and_an_import_is_known_f
         assert await left(redis, world) == set()
         first = await client.import_pairs("science", [ONE], request_id="i1")
         assert await redis.ttl(key) == -1
-        await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i2")
+        assert await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i1") == first
+        other = await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i2")
+        assert (await client.get_run(first.run_id)).progress.positives == 2
+        third = await client.import_pairs("science", [ONE], request_id="i3")
+        with pytest.raises(errors.AlreadyExists, match=f"'i2' was used with run_id '{other.run_id}', now with"):
+            await client.import_pairs("science", [ONE], run_id=third.run_id, request_id="i2")
+        await client.delete(third.run_id)
         assert (await client.import_pairs("science", [ONE], request_id="i1")).run_id == first.run_id
         await client.delete(first.run_id)
         assert await left(redis, world) == set()
