@@ -7,9 +7,10 @@
     make bench NAME=against ARGS='HEAD~5 encoder'
     make bench NAME=against ARGS='--times 5 main index --only search'
 
-Both use this environment, but for a revision with another lock or pyproject, which gets one of its own by its own
-`make setup` (minutes). Each checkout answers from what its own `.aeenc` keeps: of figures that a training decides,
-clear that here first. A missed bar is no failure. Options of this command stand before REV.
+A revision that lacks the benchmark borrows this checkout's script. Both use this environment, but for a revision with
+another lock or pyproject, which gets one of its own by its own `make setup` (minutes). Each checkout answers from what
+its own `.aeenc` keeps: of figures that a training decides, clear that here first. A missed bar is no failure. Options
+of this command stand before REV.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -48,9 +50,19 @@ class Checkout:
     root: Path
     python: Path
 
+    @property
+    def _scripts(self) -> dict[str, Path]:
+        return {path.stem: path for path in self.root.glob("benchmarks/**/*.py") if "__main__" in path.read_text()}
+
+    def borrow(self, benchmark: str, other: Checkout) -> None:
+        """Takes over another checkout's script of a benchmark that this one lacks."""
+        script = other._scripts.get(benchmark)
+        if benchmark not in self._scripts and script is not None:
+            shutil.copy(script, self.root / script.relative_to(other.root))
+
     def module(self, benchmark: str) -> str:
         """The module of a benchmark, found as `make bench` finds it. Ends the process where there is none."""
-        scripts = {path.stem: path for path in self.root.glob("benchmarks/**/*.py") if "__main__" in path.read_text()}
+        scripts = self._scripts
         if benchmark not in scripts:
             raise SystemExit(f"{self.name} has no benchmark {benchmark!r}, but {', '.join(sorted(scripts)) or 'none'}")
         return ".".join(scripts[benchmark].relative_to(self.root).with_suffix("").parts)
@@ -122,6 +134,7 @@ def compare(rows: Rows, revision: str, benchmark: str, arguments: Sequence[str],
     """Adds a row for each that both have: the median now over that at the revision, with both and their spread."""
     with worktree(root, revision) as then:
         now = Checkout(NOW, root, Path(sys.executable))
+        then.borrow(benchmark, now)
         runs: dict[Checkout, list[dict[str, Measured]]] = {then: [], now: []}
         for checkout in runs:
             checkout.module(benchmark)  # before minutes are spent

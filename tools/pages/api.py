@@ -134,7 +134,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
     yield "`wait` of Publish and Rollback", f"{MAX_WAIT_S:.0f} s", "waits that long"
     kept_s = index["request_keep_s"].default
     kept = f"{REQUEST_TTL_S / 3600:.0f} hours; by the index {kept_s / 86_400:.0f} days for builds (`REQUEST_KEEP_S`)"
-    kept += f", else {MOVES_KEPT} changes of the corpus"
+    kept += f", else {MOVES_KEPT} changes of the corpus; an import of pairs by its run"
     yield "time for which a `request_id` is known", kept, "the call is a new one"
     streams = common["max_streams"].default
     yield (

@@ -119,6 +119,15 @@ def test_both_run_in_turns_with_the_same_arguments_and_medians_are_divided(repos
     assert "of yesterday" not in found
 
 
+def test_a_revision_that_lacks_the_benchmark_borrows_that_of_now(repository):
+    path = repository.root / "benchmarks" / "tables" / "tiny.py"
+    path.rename(path.with_name("later.py"))
+    against.compare(rows.Rows("against-later"), "old", "later", [], times=2, root=repository.root)
+    assert repository.turns == ["new"] * 4
+    [speed, *_] = json.loads((rows.RESULTS / "against-later.json").read_bytes())
+    assert (speed["row"], speed["value"]) == ("speed", 1.0)
+
+
 def test_a_row_that_some_runs_of_one_checkout_lack_does_not_hold(repository):
     path = repository.root / "benchmarks" / "tables" / "tiny.py"
     path.write_text(path.read_text().replace('row="speed"', 'row=["speed", "other"][turn % 2]'))
