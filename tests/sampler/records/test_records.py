@@ -219,7 +219,7 @@ async def test_a_request_id_of_an_import_is_not_taken_for_other_pairs(world: Sam
             with pytest.raises(errors.AlreadyExists, match=problem):
                 await client.import_pairs(corpus, pairs, request_id="i1")
         second = await client.import_pairs("science", [other])
-        with pytest.raises(errors.AlreadyExists, match=f"with run_id '', now with '{second.run_id}'"):
+        with pytest.raises(errors.AlreadyExists, match=f"with run_id '{first.run_id}', now with '{second.run_id}'"):
             await client.import_pairs("science", [one], run_id=second.run_id, request_id="i1")
 
 
