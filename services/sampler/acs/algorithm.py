@@ -390,19 +390,20 @@ class NodeRound:
         """The outcome of the round; without an answer nothing had to be asked."""
         known, answered = self.known, answer.verdicts if answer else {}
         if answer:
-            judged = (*(one for one in self.candidates if one.id in answered), *answer.added)
+            judged, vector = (*(one for one in self.candidates if one.id in answered), *answer.added), self.vector
             known = Known(
-                {**known.pairs, **{one.id: known_by(answered[one.id], one, self.vector) for one in judged}},
+                {**known.pairs, **{one.id: known_by(answered[one.id], one, vector) for one in judged}},
                 tuple({one.text: one for one in (*answer.written, *known.written)}.values()),
                 (*known.statements, *(() if answer.statement is None else (answer.statement,))),
                 self.within if answer.statement and answer.statement.node_verdict else known.within,
             )
-        explaining = [accepted(one, known.pairs[one.id].leaf) for one in self.explaining(known)]
+        seen = [one for one in self._with_added(known) if one.id in known.pairs]
+        explaining = [accepted(one, known.pairs[one.id].leaf) for one in seen if known.pairs[one.id].explains]
         said = {self.node.text, *self.tree.path(self.node), *(one.text for one in explaining)}
         intermediates = (one for one in known.written if one.text not in said)
         return Outcome(
             Result((*explaining, *intermediates), version=self.version),
-            tuple(one for one in self._with_added(known) if one.id in answered),
+            tuple(one for one in seen if one.id in answered),
             known,
         )
 

@@ -256,10 +256,10 @@ def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremis
 
 
 def _pairs(run: Run, commit: NodeCommit, answer: NodeAnswer) -> Iterator[Pair]:
-    node_round = commit.round
+    node_round, judged_at = commit.round, now()
     for premise in commit.outcome.judged:
         verdict = answer.verdicts[premise.id]
-        if explains(verdict) is False and run.config.collect is Collect.POSITIVES_ONLY:
+        if run.config.collect is Collect.POSITIVES_ONLY and explains(verdict) is False:
             continue
         yield run.pair(
             node_round.node.text,
@@ -268,8 +268,9 @@ def _pairs(run: Run, commit: NodeCommit, answer: NodeAnswer) -> Iterator[Pair]:
             node_id=node_round.node_id,
             annotator=verdict.annotator or answer.annotator or run.config.oracle,
             note=answer.note,
-            amended=bool(explains(verdict)) and premise.id in node_round.known.pairs,  # added, though refused before
+            amended=premise.id in node_round.known.pairs and bool(explains(verdict)),  # added, though refused before
             version=node_round.version,
+            judged_at=judged_at,
         )
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from aeenc.oracle import Candidate
 from aeenc.values import Collect, RunConfig, RunProgress, Verdict
-from services.sampler.acs.algorithm import SIGNS, KnownPair, PairSign, known_by
+from services.sampler.acs.algorithm import SIGNS, KnownPair, PairSign, explains
 from services.store.formats import check_format, known_fields
 from services.store.life_cycles import LIVE, State, now
 
@@ -94,10 +94,11 @@ class Run:
         note: str = "",
         amended: bool = False,
         version: str = "",
+        judged_at: str = "",
     ) -> Pair:
-        """A pair that this run records now; `version` has retrieved it (default: the one the run began with)."""
-        known = known_by(verdict, premise)
-        sign, reason = SIGNS[known.explains], UNDECIDED if known.explains is None else ""
+        """A pair that this run records, by default now and of the version that the run began with."""
+        does = explains(verdict)
+        sign, reason = SIGNS[does], UNDECIDED if does is None else ""
         if sign == "NEGATIVE" and self.config.collect is Collect.POSITIVES_ONLY:
             sign, reason = "SKIPPED", REFUSED
         return Pair(
@@ -113,10 +114,10 @@ class Run:
             generation=self.generation,
             oracle=self.config.oracle,
             annotator=annotator,
-            judged_at=now(),
+            judged_at=judged_at or now(),
             grade=verdict.grade or 0.0,
             amended=amended,
-            leaf=known.leaf,
+            leaf=bool(does and verdict.leaf),
             reason=reason,
             note=note,
         )
