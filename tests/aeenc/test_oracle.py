@@ -331,3 +331,16 @@ async def test_a_port_that_is_taken_is_named() -> None:
     async with served(WordOracle()) as client:
         with pytest.raises(errors.Unavailable, match=client.channel.target):
             await WordOracle().start(client.channel.target)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        (Candidate("p1", 3, 1, 0.5), "text: is 3; give text"),  # type: ignore[arg-type]
+        (Candidate("\ud800", "ice melts", 1, 0.5), "id: has half a character"),
+        (Candidate("p1", "ice melts", -1, 0.5), "rank: is -1; give a whole number from 0"),
+    ],
+)
+def test_a_candidate_that_cannot_be_sent_is_refused_by_the_name_of_its_field(candidate: Candidate, said: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=said):
+        candidate.to_proto()

@@ -65,7 +65,7 @@ class Candidate:
 
     def to_proto(self) -> types_pb2.RankedPremise:
         """Converts to the message."""
-        premise = message(types_pb2.Premise, id=self.id, text=self.text)
+        premise = {"id": self.id, "text": self.text}
         return message(types_pb2.RankedPremise, premise=premise, rank=self.rank, score=self.score)
 
 

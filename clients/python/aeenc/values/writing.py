@@ -9,6 +9,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc.errors import InvalidArgument
@@ -17,7 +18,7 @@ from aeenc.values.reading import EPOCH
 P = ParamSpec("P")
 MessageT = TypeVar("MessageT", bound=Message)
 
-_PLAIN = frozenset({str, bool, int, float, list, tuple})  # of most fields, and known at once
+_PLAIN = frozenset({str, bool, int, float, list, tuple, dict})  # of most fields, and known at once
 _AT_HAND = (bytes, Message, Mapping, *_PLAIN)  # other iterables can be gone through once, perhaps
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)  # of protobuf, for a caller's value
 _PARAMETERS = {"exclude_ids": "exclude", "any_split": "splits"}  # fields that the clients call something else
@@ -117,6 +118,8 @@ def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
             continue
         field = make.DESCRIPTOR.fields_by_name[name]
         where = _PARAMETERS.get(name, name)
+        if type(value) is dict and field.message_type is not None and not field.is_repeated:
+            message(GetMessageClass(field.message_type), **value)  # names the field within
         if field.is_repeated and isinstance(value, list | tuple):
             for number, one in enumerate(value):
                 if _fails(make, name, [one]):
