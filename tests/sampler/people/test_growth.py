@@ -245,47 +245,6 @@ async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_e
         assert {pair.query for pair in await pairs(sampler, run_id)} == {"hypothesis 0", one.task.query}
 
 
-@pytest.mark.parametrize("end", ["is answered", "is given back"])
-async def test_a_query_that_is_cut_in_the_tree_whose_task_somebody_holds_is_asked_once_for_the_other_tree(
-    world: SamplerWorld, end: str
-):
-    async with at_work(world, 2, run={"max_depth": 1, "k": 60}) as (people, sampler, run_id):
-        roots = {name: await take(people, "ann", run_id, name) for name in ("tree-0", "tree-1")}
-        shared = roots["tree-0"].task.candidates[0].premise
-        await people.submit(roots["tree-0"], {shared.id: EXPLAINS})
-        await waits(people, run_id, shared.text)
-        held = await take(people, "ann", run_id, "tree-0")
-        await people.submit(roots["tree-1"], {shared.id: EXPLAINS})
-        answers = {t.task.query: t.answers[0] async for t in people.list_tasks(run_id) if t.answers}
-        await people.amend(answers["hypothesis 0"].answer_id, {shared.id: REFUSES}, "ann")
-
-        async def is_cut_in_one() -> bool:
-            texts = [{node.text for node in (await people.get_tree(run_id, name)).nodes} for name in roots]
-            return [shared.text in one for one in texts] == [False, True]
-
-        await eventually(is_cut_in_one)
-        assert not await people.lease("bob", run_id=run_id), "it is asked already"
-        if end == "is given back":
-            await people.release(held.lease_id)
-            await eventually(lambda: is_withdrawn_in(people, run_id, held.task.task_id))
-            held = await take(people, "bob", run_id, "tree-1")
-            assert held.task.query == shared.text
-        found = held.task.candidates[0].premise
-        await people.submit(held, {found.id: Verdict(EXPLAINS, leaf=True)})
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.nodes_pending) == ("SUCCEEDED", 0)
-        node = next(one for one in (await people.get_tree(run_id, "tree-1")).nodes if one.text == shared.text)
-        assert [one.premise_id for one in node.accepted] == [found.id]
-        judged = [pair.premise_id for pair in await pairs(sampler, run_id) if pair.query == shared.text]
-        assert len(judged) == len(set(judged)) == len(held.task.candidates), "each once"
-
-
-async def is_withdrawn_in(people: aeenc.PeopleClient, run_id: str, task_id: str) -> bool:
-    """Whether nobody is asked a task any more."""
-    [state] = [task.state.name async for task in people.list_tasks(run_id) if task.task.task_id == task_id]
-    return bool(state == "WITHDRAWN")
-
-
 async def state_of(people: aeenc.PeopleClient, run_id: str, query: str) -> str:
     """The state of the only task that asks a query."""
     [state] = [task.state.name async for task in people.list_tasks(run_id) if task.task.query == query]
