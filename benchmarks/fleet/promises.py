@@ -112,7 +112,7 @@ class Saboteur:
     """Breaks one thing after another, and mends it before the next."""
 
     def __init__(self, writers: Writers, s3: subprocess.Popen[str] | None) -> None:
-        self._fleet, self._outages, self._s3 = writers.fleet, writers.outages, s3
+        self._fleet, self._outages, self._wrong, self._s3 = writers.fleet, writers.outages, writers.wrong, s3
         self._rng, self.done = random.Random(writers.seed), Counter[str]()
 
     async def go(self, goes_on: Callable[[], bool]) -> None:
@@ -190,8 +190,9 @@ class Saboteur:
             try:
                 await self._wait(AWAY_S)
             finally:
-                with contextlib.suppress(OSError):
-                    root.rename(root.with_name(f"made-meanwhile-{time.monotonic_ns()}"))  # by who found none
+                if root.exists():
+                    self._wrong.append("somebody has made a store where the lost one was")
+                    root.rename(root.with_name(f"made-meanwhile-{time.monotonic_ns()}"))
                 away.rename(root)
 
 
