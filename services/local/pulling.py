@@ -81,7 +81,6 @@ def _check_described(told: Artifact, source: str, max_bytes: int) -> None:
     from services.encoder.rollout.loading import FILES
 
     unknown = sorted(set(told.files) - FILES)
-    unknown = sorted(set(told.files) - FILES)
     if told.kind != "checkpoint" or unknown:
         held = f"holds {unknown[0]!r}" if told.kind == "checkpoint" else f"is a {told.kind}"
         raise DataLoss(f"{source} {held}; a checkpoint has some of {', '.join(sorted(FILES))}")

@@ -176,14 +176,17 @@ class ArtifactWriter:
 
 
 class ArtifactStore:
-    """Artifacts under one root, in folders such as `checkpoints` and `generations/<corpus>`."""
+    """Artifacts under one root, in folders such as `checkpoints` and `generations/<corpus>`.
+
+    `is_known`: it has held something before, so that an empty root is that of a lost volume from the beginning.
+    """
 
     url = ""  # of the object store that it is a cache of; none
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_known: bool = False) -> None:
         self.root = root
         self.documents = Documents(root, self.check_there)
-        self._was_there = self._is_there()
+        self._was_there = is_known or self._is_there()
 
     def check_there(self) -> None:
         """Raises Unavailable when the root is gone or empty and was not before, as that of a lost volume is."""

@@ -57,12 +57,12 @@ DELETING = f"{MANIFEST}.deleting"  # listed after the manifest: a listing that l
 UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
 
 
-def open_store(directory: Path, url: str, cache_bytes: int = 0) -> ArtifactStore:
-    """Opens the directory alone, or as the cache of the object store at `url`.
+def open_store(directory: Path, url: str, cache_bytes: int = 0, *, is_known: bool = False) -> ArtifactStore:
+    """Opens the directory alone, `is_known` as there, or as the cache of the object store at `url`.
 
     Raises InvalidArgument for an unknown kind of URL, or one whose package is missing.
     """
-    return CachedStore(directory, Bucket(url), cache_bytes) if url else ArtifactStore(directory)
+    return CachedStore(directory, Bucket(url), cache_bytes) if url else ArtifactStore(directory, is_known=is_known)
 
 
 class Bucket(Documents):

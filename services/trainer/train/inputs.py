@@ -62,7 +62,7 @@ class JobInputs:
         checkpoint that has been deleted since the job began.
         """
         plan = files.plan()
-        store = open_store(Path(plan.artifacts_dir), plan.artifacts_url)
+        store = open_store(Path(plan.artifacts_dir), plan.artifacts_url, is_known=True)
         held = [hold_checkpoint(store, plan.config.base_version)]
         base = open_checkpoint(store, plan.config.base_version)
         corpus = plan.config.corpus

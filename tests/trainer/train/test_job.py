@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save
 
-from aeenc.errors import FailedPrecondition, NotFound
+from aeenc.errors import FailedPrecondition, NotFound, Unavailable
 from services.corpus.generation import PremiseRecord, folder_of
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU, Placement
@@ -442,3 +442,13 @@ def test_a_job_names_what_it_began_with_and_has_been_deleted_since(space: Space,
         files.write_plan(replace(plan, config=replace(plan.config, base_version="q0123")))
     with pytest.raises(NotFound, match=f"^{gone}, which the job began with, has been deleted; start a new job$"):
         JobInputs.load(files, Rank())
+
+
+def test_a_job_that_begins_while_the_volume_is_lost_is_tried_again(space: Space, make_job: MakeJob):
+    files, lost = make_job(), space.store.root.with_name("lost")
+    space.store.root.rename(lost)
+    try:
+        with pytest.raises(Unavailable, match="mount it again"):  # not that something was deleted, which ends a job
+            JobInputs.load(files, Rank())
+    finally:
+        lost.rename(space.store.root)
