@@ -198,15 +198,16 @@ def to_replica(state: ReplicaState) -> index_pb2.IndexReplica:
 
 def to_scope(request: index_pb2.SearchRequest | index_pb2.RetrieveRequest) -> Scope:
     """Converts the fields that Search and Retrieve share."""
+    wanted = request.filter  # each reading makes an object
     return Scope(
         corpus=request.corpus,
         k=request.k,
         exclude_ids=tuple(request.exclude_ids),
-        splits=tuple(request.filter.any_split),
+        splits=tuple(wanted.any_split),
         generation=request.generation,
-        only_ids=tuple(request.filter.only_ids),
-        before_id=request.filter.before_id,
-        clauses=frozenset((frozenset(one.all_of), frozenset(one.none_of)) for one in request.filter.any_clause),
+        only_ids=tuple(wanted.only_ids),
+        before_id=wanted.before_id,
+        clauses=frozenset((frozenset(one.all_of), frozenset(one.none_of)) for one in wanted.any_clause),
     )
 
 

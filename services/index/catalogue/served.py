@@ -83,6 +83,8 @@ class ServedGeneration:
 
         Raises NotFound for other ids that the generation lacks.
         """
+        if not (scope.exclude_ids or scope.splits or scope.only_ids or scope.before_id or scope.clauses):
+            return ALL  # the same one for all, which is soon compared
         ordinals = self.generation.ordinal_by_id
         excluded = (ordinals.get(premise_id) for premise_id in scope.exclude_ids)
         named = {one: ordinals.get(one) for one in (*scope.only_ids, *([scope.before_id] if scope.before_id else []))}

@@ -369,8 +369,7 @@ class Retrieval:
         """
         started = time.perf_counter()
         query.check(self._limits)
-        named = query.scope.corpus, query.scope.generation
-        served = self._catalogue.open.find(*named) or await self._catalogue.resolve(*named)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         served.check_vectors(query.vectors, query.space_id)
         query.check_unit()
         check_answer(len(query.vectors), query.scope.k, served.index.rows, SEARCH_HIT_BYTES, self._limits)
@@ -390,8 +389,7 @@ class Retrieval:
         started = time.perf_counter()
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
         query.check(self._limits)
-        named = query.scope.corpus, query.scope.generation
-        served = self._catalogue.open.find(*named) or await self._catalogue.resolve(*named)
+        served = await self._catalogue.resolve(query.scope.corpus, query.scope.generation)
         check_answer(len(query.texts), query.depth, served.index.rows, RETRIEVE_HIT_BYTES, self._limits)
         prior = await self._prior(served.generation) if query.prior else None
         selection = await select(served, query.scope)

@@ -16,9 +16,15 @@ class RpcMetrics:
         )
         self._total = Counter("aeenc_rpc", "Calls by outcome", ["method", "code"], registry=registry)
         self._callers = Counter("aeenc_caller_calls", "Calls by caller", ["caller", "code"], registry=registry)
+        self._known: dict[tuple[str, str, str], tuple[Histogram, Counter, Counter]] = {}
 
     def observe(self, method: str, code: str, elapsed_s: float, caller: str = "") -> None:
         """Records one finished call. `caller` is empty where no credential is needed or none was valid."""
-        self._seconds.labels(method).observe(elapsed_s)
-        self._total.labels(method, code).inc()
-        self._callers.labels(caller, code).inc()
+        key = method, code, caller
+        if (known := self._known.get(key)) is None:  # to find them by their labels costs as much as to count
+            by_method, by_code = self._seconds.labels(method), self._total.labels(method, code)
+            known = self._known[key] = by_method, by_code, self._callers.labels(caller, code)
+        seconds, total, callers = known
+        seconds.observe(elapsed_s)
+        total.inc()
+        callers.inc()
