@@ -20,10 +20,12 @@ import asyncio
 import fcntl
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +85,10 @@ class GenerationCollection:
         Raises Unavailable when Milvus is away, and while somebody else sends the vectors; a search that finds vectors
         missing sends them first.
         """
-        if not self._is_whole:
-            self._make_whole()
+        if not self.find():
+            with self._alone():
+                if not self.find():  # another may just have sent it
+                    self._send()
         at_once, params = max(1, _ANSWER_HITS // width), {} if self.exact else {"ef": max(breadth or _EF, width)}
         for start in range(0, len(queries), at_once):
             try:
@@ -106,25 +110,14 @@ class GenerationCollection:
             for hits in found:
                 yield np.array(hits.ids, dtype=np.int64), np.array(hits.distances, dtype=np.float32)
 
-    def _make_whole(self) -> None:
-        """Sends the generation unless Milvus has all of it."""
-        self._announce()
-        if not self._has_all():
-            with self._alone():
-                if not self._has_all():  # another may just have sent it
-                    self._send()
-        self._is_whole = True
-
-    def _has_all(self) -> bool:
-        """Whether the vectors are there, indexed and loaded. One that lacks some is dropped."""
-        if not self._call("has_collection") or not self._call("list_indexes", field_name=VECTOR):
-            return False
-        self._load()
-        if (count := self._count()) == len(self._generation.premises):
-            return True
-        log.warning("a collection lacks premises and is made again", collection=self.name, count=count)
-        drop(self._link, self.name)
-        return False
+    def find(self) -> bool:
+        """Whether all vectors are in Milvus, indexed and loaded; it is asked until they are."""
+        if not self._is_whole:
+            self._announce()
+            if self._call("has_collection") and self._call("list_indexes", field_name=VECTOR):
+                self._load()
+                self._is_whole = self._count() == len(self._generation.premises)
+        return self._is_whole
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -142,6 +135,9 @@ class GenerationCollection:
     def _send(self) -> None:
         """Writes all premises, indexes and loads them. Raises Unavailable unless Milvus then has them all."""
         started, rows = time.monotonic(), len(self._generation.premises)
+        if self._call("has_collection") and self._call("list_indexes", field_name=VECTOR):  # no sender was killed
+            log.warning("a collection lacks premises and is made again", collection=self.name)
+            drop(self._link, self.name)
         if not self._call("has_collection"):
             # without an index, so that indexing does not slow down writing
             self._call("create_collection", schema=schema_of(self._generation.dim), consistency_level="Bounded")
@@ -153,9 +149,8 @@ class GenerationCollection:
             if (written := self._call("upsert", data=sent)["upsert_count"]) != len(sent):
                 raise errors.Unavailable(f"Milvus took {written} of {len(sent)} premises; activate again")
         self._index()
-        self._load()
-        if (count := self._count()) != rows:
-            raise errors.Unavailable(f"Milvus has {count:,} of {rows:,} premises in {self.name}; activate again")
+        if not self.find():
+            raise errors.Unavailable(f"Milvus has not all {rows:,} premises in {self.name}; activate again")
         log.info("sent to Milvus", collection=self.name, premises=rows, elapsed_s=round(time.monotonic() - started, 1))
 
     def _index(self) -> None:
@@ -314,6 +309,7 @@ class Collections:
         self._store, self._link, self._prefix = store, link, prefix
         self._refresh_s, self._lease_s, self._patience_s = refresh_s, lease_s, patience_s
         self._gone_since: dict[str, float] = {}  # by document
+        self._opened = deque[ref[GenerationCollection]]()  # since the last look
         self._sweep_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -325,7 +321,9 @@ class Collections:
         def announce() -> None:
             self._store.documents.write(f"{FOLDER}/{key}", name.encode())
 
-        return GenerationCollection(self._link, name, generation, announce, self._patience_s)
+        opened = GenerationCollection(self._link, name, generation, announce, self._patience_s)
+        self._opened.append(ref(opened))
+        return opened
 
     def start(self) -> None:
         """Starts to look."""
@@ -338,11 +336,14 @@ class Collections:
         await self._link.close()
 
     def look(self) -> None:
-        """Asks whether Milvus answers; now and then drops what belongs to no generation any more. It blocks."""
+        """Asks whether Milvus answers, drops what belongs to no generation, loads what was opened. It blocks."""
         self._link.call("has_collection", collection_name=self._prefix)
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + self._lease_s / LOOKS
             self._sweep()
+        while self._opened:
+            if (collection := self._opened.popleft()()) is not None:
+                collection.find()
 
     def _sweep(self) -> None:
         now = time.monotonic()

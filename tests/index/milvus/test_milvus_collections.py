@@ -14,7 +14,7 @@ import pytest
 from aeenc import errors
 from services.store.artifacts import ArtifactStore
 from support.servers.milvus_server import need_milvus
-from support.waiting import eventually
+from support.waiting import eventually, until
 from support.worlds.index_world import SPACE, facts, raises, vector_of
 
 need_milvus()
@@ -75,6 +75,25 @@ async def test_what_milvus_has_lost_is_sent_again_at_the_next_opening(serve, raw
         await index.client.verify("science", first.id)
 
 
+async def test_a_collection_is_found_and_loaded_before_the_first_search(serve, raw, collections, monkeypatch):
+    async with serve() as index:
+        await index.client.build("science", facts())
+    raw.release_collection(*collections())
+    asked, call = [], MilvusLink.call
+
+    def told(self: MilvusLink, method: str, /, **arguments: Any) -> Any:
+        asked.append(method)
+        return call(self, method, **arguments)
+
+    monkeypatch.setattr(MilvusLink, "call", told)
+    async with serve(milvus_refresh_s=60.0) as index:
+        await until(lambda: "query" in asked)  # counts what is loaded, the last that is asked
+        await asyncio.sleep(0.1)
+        asked.clear()
+        assert await found(index) == ALL
+        assert asked == ["search"]
+
+
 async def test_what_is_lost_under_a_serving_index_is_named_and_sent_again_by_the_next_search(serve, raw, collections):
     async with serve() as index:
         await index.client.build("science", facts())
@@ -87,7 +106,7 @@ async def test_one_process_sends_and_the_others_are_told_to_come_back(serve, art
     async with serve() as index:
         built = await index.client.build("science", facts(), activate=False)
         [name] = collections()
-        monkeypatch.setattr(GenerationCollection, "_has_all", lambda self: not collections() or sent.is_set())
+        monkeypatch.setattr(GenerationCollection, "find", lambda self: not collections() or sent.is_set())
         sent = threading.Event()
         vectors = artifact_store.root / "generations/science" / built.id / "vectors.npy"
         with vectors.open("r+b") as file:
