@@ -7,10 +7,10 @@ import errno
 import hashlib
 import os
 import stat
-import time
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from aeenc import errors
@@ -70,6 +70,18 @@ class Documents:
                 found[f"{prefix}/{name}"] = (info.st_size, datetime.fromtimestamp(info.st_mtime, UTC))
         return found
 
+    def has_passed(self, seconds: float, since: datetime) -> bool:
+        """Whether so much time has passed since one that `sizes` gave, by this host's clock and by the store's.
+
+        A host whose clock is ahead must not remove what another is writing. Raises Unavailable when a bucket is away.
+        """
+        age = timedelta(seconds=seconds)
+        return datetime.now(UTC) - since >= age and self._now() - since >= age
+
+    def _now(self) -> datetime:
+        with tempfile.TemporaryFile(dir=self._directory) as file:
+            return datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
+
 
 @contextlib.contextmanager
 def full_disk_is_unavailable(what: str, remedy: str) -> Iterator[None]:
@@ -111,13 +123,14 @@ def link_new(path: Path, content: bytes) -> None:
     Raises FileExistsError where one stands.
     """
     make_directory(path.parent)
-    for left in path.parent.glob(".new-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > LEFT_S:
-                left.unlink()
     temporary = path.with_name(f".new-{uuid.uuid4().hex}")
     try:
         write_and_sync(temporary, content)
+        now_s = temporary.stat().st_mtime  # by the clock of the disk, which this host's may be ahead of
+        for left in path.parent.glob(".new-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if now_s - left.stat().st_mtime > LEFT_S:
+                    left.unlink()
         os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ TRIES, BACKOFF_S = 3, 0.2
 JUDGED_S = 0.01  # somebody is just finding out whether a copy may go
 COPIES = ".copies"  # below the directory: a link to the manifest of each copy of what the bucket has, or had
 DELETING = f"{MANIFEST}.deleting"  # listed after the manifest: a listing that lacks the manifest has it
+CLOCK = "clock"  # where an object is written to learn the time of the object store
 UNFINISHED_AFTER = timedelta(days=1)  # files without a manifest that nobody has touched for so long belong to nobody
 
 
@@ -138,6 +140,14 @@ class Bucket(Documents):
             for path, info in found.items()
             if path.startswith(f"{below}/{beginning}")
         }
+
+    def _now(self) -> datetime:
+        key = f"{CLOCK}/{uuid.uuid4().hex}"
+        self.write(key, b"", durable=False)
+        try:
+            return self.sizes(CLOCK)[key][1]
+        finally:
+            self.remove(key)
 
     def upload(self, source: Path, key: str, entry: FileEntry) -> None:
         """Copies a file, in parts where it is large. Raises DataLoss, and leaves no manifest, if it has changed."""
@@ -351,9 +361,9 @@ class CachedStore(ArtifactStore):
             left.setdefault(artifact, []).append((key, written_at))
             if key.endswith(f"/{MANIFEST}"):
                 finished.add(artifact)
-        oldest = datetime.now(UTC) - UNFINISHED_AFTER
         for artifact, objects in left.items():
-            if artifact not in finished and max(at for _, at in objects) < oldest:
+            last = max(at for _, at in objects)
+            if artifact not in finished and self.bucket.has_passed(UNFINISHED_AFTER.total_seconds(), last):
                 log.info("swept an upload that was never finished", url=self.bucket.url, key=artifact)
                 for key, _ in objects:
                     self.bucket.remove(key)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -189,8 +190,10 @@ def test_explanations_outlive_activations_also_over_a_damaged_record(artifact_st
 
 
 def test_what_killed_processes_left_of_their_records_goes_and_what_is_just_being_written_stays(
-    artifact_store: ArtifactStore,
+    artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ahead = time.time() + 10 * 86_400
+    monkeypatch.setattr("time.time", lambda: ahead)  # of a host whose clock is wrong
     write_active(artifact_store, "science", "g1")
     records = artifact_store.root / folder_of("science") / MOVES
     old, new = records / ".new-old", records / ".new-new"

@@ -19,13 +19,12 @@ import hashlib
 import json
 import os
 import shutil
-import time
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -360,13 +359,11 @@ def sweep_journals(store: ArtifactStore, corpora: Iterable[str], older_than_s: f
         for directory in (store.root / folder_of(corpus)).glob(f"{BUILDS}/*"):
             with suppress(OSError):  # swept by another process, or not readable: that concerns its own corpus
                 most_s = older_than_s if (directory / PREMISES).exists() else finished_s
-                since = directory.stat().st_mtime
-                if time.time() - since >= most_s and (lock := locked(directory, make=False)):
+                since = datetime.fromtimestamp(directory.stat().st_mtime, UTC)
+                if Documents(store.root).has_passed(most_s, since) and (lock := locked(directory, make=False)):
                     with lock:
-                        os.utime(lock.fileno())  # to now by the clock of the disk, which this host's may be ahead of
-                        if os.fstat(lock.fileno()).st_mtime - since >= most_s:
-                            remove_directory(directory)
-                            log.info("swept the journal of a build", path=str(directory))
+                        remove_directory(directory)
+                        log.info("swept the journal of a build", path=str(directory))
         if isinstance(store, CachedStore):
             _sweep_copies(store, corpus, older_than_s, finished_s)
 
@@ -408,7 +405,7 @@ def _sweep_copies(store: CachedStore, corpus: str, older_than_s: float, finished
             key = f"{folder_of(corpus)}/{BUILDS}/{name}"
             sizes = store.bucket.sizes(key)
             most_s = finished_s if all(one.endswith(PROGRESS) for one in sizes) else older_than_s
-            if sizes and max(at for _, at in sizes.values()) < datetime.now(UTC) - timedelta(seconds=most_s):
+            if sizes and store.bucket.has_passed(most_s, max(at for _, at in sizes.values())):
                 _remove_copy(store, key)
                 log.info("swept the copy of a build", key=key)
 

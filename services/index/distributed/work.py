@@ -12,7 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,14 @@ def ranges_of(contents: Sequence[bytes]) -> list[Range]:
 def sweep(folder: str, corpus: str, own: str, older_than_s: float) -> None:
     """Removes the work of a corpus's builds below a folder that nobody has continued for so long, but for one's own."""
     name_of_work = re.compile(rf"{re.escape(corpus)}-[0-9a-f]{{16}}")
-    oldest = datetime.now(UTC) - timedelta(seconds=older_than_s)
-    for name in _documents(folder).names(""):
+    documents = _documents(folder)
+    for name in documents.names(""):
         if name == own or not name_of_work.fullmatch(name):
             continue
         work = Work(f"{folder}/{name}")
         with suppress(Unavailable, OSError), work.alone():  # not one that is built, or of somebody else
-            if all(at < oldest for at in work.written().values()):
+            written = work.written().values()
+            if not written or documents.has_passed(older_than_s, max(written)):
                 work.remove()
                 log.info("swept an abandoned build", url=work.url)
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -359,18 +358,6 @@ async def test_abandoned_builds_are_swept_after_a_time_and_those_under_way_never
         assert len(works(index.store)) == 1
         encoder.servicer.pause_s = 0.0
         assert (await running).premises == 60
-
-
-async def test_a_clock_that_is_days_ahead_sweeps_nothing_that_is_new_by_the_clock_of_the_disk(
-    serve, encoder, monkeypatch
-):
-    async with serve(**SYNC) as index:
-        await broken_build(index)
-        await until(lambda: encoder.servicer.open_streams == 0)
-        ahead = time.time() + 10 * 86_400
-        monkeypatch.setattr(journal, "time", SimpleNamespace(time=lambda: ahead))
-        journal.sweep_journals(index.store, ["science"], 86_400, 86_400)
-        assert work_of(index.store).exists()
 
 
 async def test_two_indexes_never_build_one_request_at_the_same_time(serve, encoder):
