@@ -238,3 +238,20 @@ async def test_an_encoder_that_is_closed_calls_for_nobody_who_still_waits():
     for call in calls[:WINDOW]:
         await raises(errors.Unavailable, call, "shutting down")
     calls[-1].cancel()
+
+
+async def test_an_encoder_that_answers_again_is_no_problem_any_more():
+    class Away(HeldEncoder):
+        async def encode(self, texts, **options):
+            if self.may_answer.is_set():
+                return await super().encode(texts, **options)
+            raise errors.Unavailable("connection refused")
+
+    told, client = [], Away()
+    encoder, key = QueryEncoder(client, on_change=told.append), EncodeOptions(space_id=SPACE)  # type: ignore[arg-type]
+    for _ in range(2):
+        await raises(errors.Unavailable, encoder.encode(["ice"], key), "held")
+    client.may_answer.set()
+    for _ in range(2):
+        await encoder.encode(["ice"], key)
+    assert [bool(problem) for problem in told] == [True, False]

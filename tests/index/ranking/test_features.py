@@ -66,6 +66,16 @@ def test_vectors_given_others_is_the_mean_of_cosines_with_each_other_premise_tak
     np.testing.assert_allclose(_column("vectors_given_others"), expected, rtol=1e-5)
 
 
+def test_the_first_twenty_premises_alone_count_as_given() -> None:
+    vectors, scores = _unit(22), np.linspace(1, 0.9, 22, dtype=np.float32)
+    first = SearchHits(np.arange(22), scores)
+    found = features_of(first, None, QUERY, vectors)[21, FEATURES.index("vectors_given_others")]
+    left = QUERY - EXPLAINED * vectors[:20]
+    cosines = (left @ vectors[21]) / np.linalg.norm(left, axis=1)
+    weights = np.exp((scores[:20].astype(np.float64) - 1) / TEMPERATURE)
+    np.testing.assert_allclose(found, np.average(cosines, weights=weights), rtol=1e-5)
+
+
 def test_shares_of_words_are_by_rarity_and_a_premise_without_a_word_of_the_query_has_none() -> None:
     covered, shares = _column("query_covered"), _column("premise_covered")
     assert covered[3] == shares[3] == 0  # the star

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.index.ranking.fusion import NEAREST, Prior, rocchio_feedback
+from services.index.ranking.fusion import LEAST_LEFT, NEAREST, Prior, rocchio_feedback
 from services.index.values import Explanation, SearchHits
 
 
@@ -18,6 +18,8 @@ def test_a_query_of_which_feedback_leaves_nothing_keeps_its_vector() -> None:
     nearly = np.array([[0.6, 0.8 + 1e-6]], np.float32)  # what is left is the rounding of float32
     turned = rocchio_feedback(vectors, [vectors[:1], nearly, np.array([[0.0, 1.0]], np.float32)], 1.0)
     assert turned[:2].tolist() == vectors[:2].tolist()
+    short = np.array([[LEAST_LEFT, 0.0]], np.float32)
+    assert rocchio_feedback(short, [np.zeros((1, 2), np.float32)], 1.0).tolist() == short.tolist()
     np.testing.assert_allclose(turned[2], np.array([1.0, -1.0]) / np.sqrt(2), rtol=1e-6)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -15,11 +16,13 @@ from aeenc import Fusion, errors, values
 from aeenc.calls.encoding import Scored
 from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
+from services.index.dense.exact import FlatIndex
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking import stages
+from services.index.ranking import alone, stages
 from services.index.ranking.encoding import TOGETHER, WINDOW, Reranker
 from services.index.ranking.fusion import Prior, fuse
-from services.index.values import Explanation, Scope, SearchHits, TextQuery
+from services.index.values import ALL as ANY
+from services.index.values import DEFAULT_PARAMS, Explanation, Scope, SearchHits, TextQuery, Timings
 from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 EXPLAINED = [
@@ -336,3 +339,21 @@ async def test_a_limit_of_the_operator_changes_no_ranking(serve) -> None:
                 found = await index.client.retrieve("science", ["iron", "ice"], k=4, mode="hybrid", **more)
                 answers.append([[(hit.id, hit.score) for hit in hits] for hits in found])
     assert answers[:3] == answers[3:]
+
+
+class Slices(FlatIndex):
+    """An index that searches three rows at a time, as a large one does on request."""
+
+    def steps(self, queries, k, allowed=None, params=None):
+        return self.scan(queries, k, allowed, 3)
+
+
+def test_alone_a_search_takes_all_slices_and_its_time_is_computing():
+    vectors = np.array([vector_of(fact) for fact in FACTS])
+    served, timings = SimpleNamespace(index=Slices(vectors), allowed=lambda _: None), Timings()
+    found = alone.finished(alone.search(served, vectors[:2], 4, ANY, DEFAULT_PARAMS, None, timings))
+    expected = FlatIndex(vectors).nearest(vectors[:2], 4)
+    assert [one.ordinals.tolist() for one in found] == [one.ordinals.tolist() for one in expected]
+    assert alone.finished(alone.each([1, 2], lambda row: time.sleep(0.01) or row, None, timings)) == [1, 2]
+    assert timings.queue_s == 0
+    assert 0.02 < timings.compute_s < 60
