@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,7 @@ from aeenc import errors
 from services.corpus import moves
 from services.corpus.active import latest_move, note_change, read_active, write_active
 from services.corpus.moves import Move, MoveRequest
-from services.index.building import journal
-from services.index.distributed import work
-from services.store import files, objects
+from services.store import objects
 from services.store.artifacts import MANIFEST, Artifact, ArtifactStore
 from services.store.objects import Bucket, CachedStore, open_store
 
@@ -349,45 +347,6 @@ def test_an_upload_that_was_never_finished_is_swept_after_a_day(host: Any, remot
     one.sweep(FOLDER)
     assert not (remote / FOLDER / broken.id / "a").exists()
     assert host("two").open(FOLDER, whole.id)
-
-
-class AheadClock(datetime):
-    """The clock of a host that is days ahead."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:
-        return datetime.now(tz) + timedelta(days=9)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        f"remote/{FOLDER}/{'0' * 16}/a",
-        "one/generations/science/.builds/r/premises.jsonl",
-        "remote/generations/science/.builds/r/progress.json",
-        f"remote/builds/science-{'0' * 16}/read/000000.facts",
-    ],
-    ids=["an upload", "a journal", "a journal's copy", "a distributed build"],
-)
-def test_a_host_whose_clock_is_days_ahead_sweeps_nothing_that_is_new_by_the_clock_of_the_store(
-    host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    one, new = host("one"), tmp_path / name
-    new.parent.mkdir(parents=True)
-    new.write_bytes(b"{}")
-    for module in (files, objects, journal, work):
-        monkeypatch.setattr(module, "datetime", AheadClock, raising=False)
-
-    def sweep() -> None:
-        one.sweep(FOLDER)
-        journal.sweep_journals(one, ["science"], 3600, 3600)
-        work.sweep(f"{one.bucket.url}/builds", "science", "", 3600)
-
-    sweep()
-    assert new.exists()
-    age(tmp_path)
-    sweep()
-    assert not new.exists(), "swept when it is old by both"
 
 
 def test_while_the_bucket_is_away_what_was_left_here_is_swept(host: Any):
