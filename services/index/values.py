@@ -169,8 +169,7 @@ class VectorQuery:
 
     def check_unit(self) -> None:
         """Refuses vectors that are not finite or not of unit length: their inner products would not be cosines."""
-        with np.errstate(over="ignore"):
-            squares = [float(row.dot(row)) for row in self.vectors]  # float32 is exact enough for a tolerance of 1e-2
+        squares = [float(np.vdot(row, row)) for row in self.vectors]  # float32 is exact enough for a tolerance of 1e-2
         for number, square in enumerate(squares):
             if LEAST_SQUARE <= square <= LARGEST_SQUARE:
                 continue
