@@ -103,14 +103,12 @@ class Catalogue:
         self._tell()
 
     async def follow(self, patience_s: float = FOLLOW_S) -> None:
-        """Looks once at what other processes have done. Raises OSError when the store is away.
+        """Looks once at what other processes have done. Raises OSError or Unavailable when the store is away.
 
         Each corpus is followed by itself: one that takes longer than `patience_s` goes on, and holds up no other.
         """
         unsettled = {*self._damaged, *self._failed, *self._following}
-        seen: dict[str, CorpusState | None] = {}
-        with suppress(*([] if self._corpora else [FileNotFoundError])):  # there may be none yet
-            seen = await asyncio.to_thread(self._watch.changed, self.open.active, unsettled)
+        seen = await asyncio.to_thread(self._watch.changed, self.open.active, unsettled)
         tasks = [self._start_to_follow(corpus, look) for corpus, look in seen.items() if corpus not in self._following]
         if tasks:
             await asyncio.wait(tasks, timeout=patience_s)

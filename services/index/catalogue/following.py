@@ -78,12 +78,10 @@ class StoreWatch:
     ) -> dict[str, CorpusState | None]:
         """Looks at all corpora that may have changed since they were followed, those `unsettled` among them.
 
-        None stands for one that nobody can look at now; another look says why. Raises FileNotFoundError when there is
-        no corpus.
+        None stands for one that nobody can look at now; another look says why. Raises Unavailable without the store.
         """
         found = dict[str, CorpusState | None]()
-        corpora = corpora_of(self._store)
-        for corpus in corpora:
+        for corpus in corpora_of(self._store):
             stamp, serving = self._stamp(corpus), active.get(corpus)
             if stamp is not None and self._settled.get(corpus) == stamp and corpus not in unsettled:
                 continue
@@ -97,8 +95,6 @@ class StoreWatch:
                 self._unchanged[corpus] = stamp or (), time.monotonic()
             elif look is not None and is_due and not look.has_deleted and time.monotonic() - since >= SETTLE_S:
                 self._settled[corpus] = stamp
-        if not corpora:
-            raise FileNotFoundError(f"{self._store.root}/generations holds no corpus any more")
         return found
 
     def sweep(self, corpus: str) -> None:

@@ -292,9 +292,8 @@ class Reranker:
         except* errors.AeencError as caught:
             failed = caught  # raised below: until Python 3.11.4 a group wraps what is raised here
         if failed is not None:
-            error = _naming_target(failed, self._client.channel.target)
+            error = _naming_target(failed, target := self._client.channel.target)
             if isinstance(error, errors.DeadlineExceeded):
-                target = self._client.channel.target
                 raise _late(error, target, timeout_s, self._timeout_s, "re-rank fewer premises")
             raise error
         return [[task.result() for task in each] for each in tasks]
