@@ -10,6 +10,7 @@ whether it may be repeated.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ _READS = frozenset(_READ_NAMES.split())
 _PATIENCE = Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=3)  # with reads
 # WAIT waits for what its own connection has written: this, where a script wrote nothing or another connection did.
 _FENCE = ("SET", "aeenc:fence", "", "PX", 1)
+MARK_MS = 60_000  # far longer than a transaction's WAIT
 _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
@@ -72,14 +74,13 @@ class AcknowledgedRedis(Redis):
         """Returns a connection that is open: what cannot even be sent is no write that may have been done."""
         return await _PATIENCE.call_with_retry(self.connection_pool.get_connection, _let_go)
 
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
-        """Returns a pipeline whose writes are answered in the same way."""
-        return _AcknowledgedPipeline(self, transaction, shard_hint)
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None, *, settles: bool = False) -> Any:
+        """Returns a pipeline whose writes are answered in the same way.
 
-    async def settle(self) -> None:
-        """Waits for the replicas after a read that an acknowledgement rests on, such as of a retry."""
-        if self.replicas:
-            await self.execute_command(*_FENCE)
+        With `settles` so are reads that an acknowledgement rests on, such as of a retry: a master that was replaced and
+        does not know it yet has what no replica has.
+        """
+        return _AcknowledgedPipeline(self, transaction, shard_hint, settles=settles)
 
     async def asked(self, ask: Callable[[], Awaitable[Any]], *, is_read: bool) -> Any:
         """Asks once, and tells an answer that was lost from a write that was refused."""
@@ -97,16 +98,24 @@ class AcknowledgedRedis(Redis):
 
 
 class _AcknowledgedPipeline(Pipeline):
-    def __init__(self, client: AcknowledgedRedis, transaction: bool, shard_hint: str | None) -> None:
+    def __init__(
+        self, client: AcknowledgedRedis, transaction: bool, shard_hint: str | None, *, settles: bool = False
+    ) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
-        self._client = client
+        self._client, self._settles = client, settles
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        """Carries the commands out and waits for the replicas: after a transaction, since within one nobody waits."""
+        """Carries the commands out and waits for the replicas: after a transaction, since within one nobody waits.
+
+        Another connection waits then, perhaps to another master: so it looks for a mark of the transaction first.
+        """
         client, is_read = self._client, all(_reads(args) for args, _ in self.command_stack)
-        fenced = bool(client.replicas) and not is_read
+        fenced = bool(client.replicas and self.command_stack) and (self._settles or not is_read)
         is_atomic = self.is_transaction or self.explicit_transaction
-        if fenced and not is_atomic:
+        mark = f"{_FENCE[1]}:{uuid.uuid4().hex}"
+        if fenced and is_atomic:
+            self.execute_command("SET", mark, "", "PX", MARK_MS)
+        elif fenced:
             self.execute_command(*_FENCE)
             self.execute_command("WAIT", client.replicas, client.wait_ms)
         if self.command_stack and not self.connection:
@@ -114,7 +123,11 @@ class _AcknowledgedPipeline(Pipeline):
         ask = partial(super().execute, raise_on_error)
         answers: list[Any] = await client.asked(ask, is_read=is_read)
         if fenced and is_atomic:
-            await client.settle()
+            answers.pop()
+            waiting = client.pipeline(transaction=False, settles=True)
+            waiting.execute_command("EXISTS", mark)
+            if not (await waiting.execute())[0]:
+                raise NotReplicated("another server has become the master, perhaps without it")
         elif fenced:
             *answers, _, reached = answers
             if reached < client.replicas:

@@ -248,8 +248,9 @@ class LifeCycles:
     async def started_by(self, idempotency_key: str) -> str | None:
         """The id of the work that an idempotency key has started."""
         async with unavailable_if_down(f"look the {self._noun} up"):
-            work_id: str | None = await self._redis.get(self._keys.idempotency(idempotency_key))
-            await self._redis.settle()
+            pipe = self._redis.pipeline(transaction=False, settles=True)
+            pipe.get(self._keys.idempotency(idempotency_key))
+            work_id: str | None = (await pipe.execute())[0]
         return work_id
 
     async def get(self, work_id: str) -> dict[str, str]:

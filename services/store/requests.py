@@ -58,8 +58,9 @@ class Requests:
         if not request.id:
             return None
         async with unavailable_if_down("look the request up"):
-            record: dict[str, str] = await self._redis.hgetall(self.key(request))
-            await self._redis.settle()
+            pipe = self._redis.pipeline(transaction=False, settles=True)
+            pipe.hgetall(self.key(request))
+            record: dict[str, str] = (await pipe.execute())[0]
         if not record:
             return None
         before, now = json.loads(record["content"]), json.loads(request.text)

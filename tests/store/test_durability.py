@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.durability import AcknowledgedRedis, Unanswered, assess
+from services.store.durability import AcknowledgedRedis, NotReplicated, Unanswered, assess
 from services.store.redis import Script, connect, key_prefix, unavailable_if_down
 from services.store.registry import Registry
 from services.store.requests import Request, Requests
@@ -43,6 +44,13 @@ async def impatient(pair: ReplicatedRedis) -> AsyncIterator[Redis]:
     made = connect(f"redis://127.0.0.1:{pair.nodes[0].port}/0", replicas=1, replicas_s=0.15)
     yield made
     await made.aclose()
+
+
+def _wait_for_replica(master: Any) -> None:
+    deadline = time.monotonic() + 10
+    while ReplicatedRedis._replicas(master) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 async def _write(redis: Redis, kind: str) -> Any:
@@ -98,7 +106,9 @@ async def test_many_writes_in_one_batch_wait_once(pair: ReplicatedRedis, client:
     with pair.nodes[0].client() as admin:
         before = admin.info("commandstats").get("cmdstat_wait", {"calls": 0})["calls"]
         await pipe.execute()
-        await client.settle()
+        reading = client.pipeline(transaction=False, settles=True)
+        reading.get("a")
+        assert await reading.execute() == ["199"]
         assert admin.info("commandstats")["cmdstat_wait"]["calls"] - before == 2
 
 
@@ -130,9 +140,42 @@ async def test_a_master_that_has_become_a_replica_is_left_for_its_successor(pair
                 admin.replicaof("NO", "ONE")
                 other.replicaof("127.0.0.1", str(first.port))
                 relay._target = f"127.0.0.1:{first.port}"
-                deadline = time.monotonic() + 10
-                while ReplicatedRedis._replicas(first) != 1:
-                    assert time.monotonic() < deadline
+                await asyncio.to_thread(_wait_for_replica, first)
+        await redis.aclose()
+
+
+async def test_a_transaction_that_a_new_master_does_not_have_is_not_acknowledged(
+    pair: ReplicatedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair.nodes
+    async with Relay(f"127.0.0.1:{first.port}") as relay:  # a name that will stand for another server
+        redis: Any = connect(f"redis://{relay.address}/0", replicas=1, replicas_s=PATIENCE_S)
+        connected, asked = redis.connected, 0
+
+        async def after_a_failover() -> Any:
+            nonlocal asked
+            asked += 1
+            if asked == 2:  # the transaction is done; what it waits for is asked of the new master
+                with first.client() as admin:
+                    admin.replicaof("127.0.0.1", str(second.port))
+                await asyncio.to_thread(_wait_for_replica, second)
+                relay._target = f"127.0.0.1:{second.port}"
+                await redis.connection_pool.disconnect()
+            return await connected()
+
+        monkeypatch.setattr(redis, "connected", after_a_failover)
+        try:
+            with second.client() as other:
+                other.replicaof("NO", "ONE")
+            pipe = redis.pipeline(transaction=True)
+            pipe.set("lost", "1")
+            with pytest.raises(NotReplicated, match="another server has become the master"):
+                await pipe.execute()
+        finally:
+            with first.client() as admin, second.client() as other:
+                admin.replicaof("NO", "ONE")
+                other.replicaof("127.0.0.1", str(first.port))
+            await asyncio.to_thread(_wait_for_replica, first)
         await redis.aclose()
 
 

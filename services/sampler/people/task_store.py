@@ -93,18 +93,20 @@ class TaskStore:
             )
         await pipe.execute()
 
-    async def read(self, run_id: str, task_id: str) -> tuple[TaskRecord, float]:
-        """One task, and the time. Raises NotFound."""
-        found, at = await self.read_many(run_id, [task_id])
+    async def read(self, run_id: str, task_id: str, *, settles: bool = False) -> tuple[TaskRecord, float]:
+        """One task, and the time; `settles` as a pipeline has it. Raises NotFound."""
+        found, at = await self.read_many(run_id, [task_id], settles=settles)
         if not found:
             raise errors.NotFound(
                 f"run {run_id} has no task {task_id!r}; ListTasks (`aeenc tasks`) names those there are"
             )
         return found[0], at
 
-    async def read_many(self, run_id: str, task_ids: Sequence[str]) -> tuple[list[TaskRecord], float]:
+    async def read_many(
+        self, run_id: str, task_ids: Sequence[str], *, settles: bool = False
+    ) -> tuple[list[TaskRecord], float]:
         """Tasks by id, and the time."""
-        pipe = self._redis.pipeline(transaction=False)
+        pipe = self._redis.pipeline(transaction=False, settles=settles)
         pipe.time()
         for task_id in task_ids:
             pipe.hgetall(self._keys.task(run_id, task_id))
@@ -183,13 +185,17 @@ class TaskStore:
         Raises NotFound for an unknown task, AlreadyExists when the request's id was used for another one, Aborted when
         others keep changing the task, and whatever the step raises.
         """
+        settles = not self._redis.replicas
         for _ in range(ATTEMPTS):
-            before, at = await self.read(run_id, task_id)
+            before, at = await self.read(run_id, task_id, settles=settles)
             if made := await self.made(request):  # after the task was read: else an earlier attempt may lie between
                 return before, made
             change = step(before, at)
             if change.record is before or change.record == before:
-                return before, change.id
+                if settles:
+                    return before, change.id
+                settles = True  # an earlier attempt, which was perhaps not answered, may have made it
+                continue
             corrected = pairs(change.record, change.corrects) if pairs and change.corrects else ()
             if await self.write(change, at, request, queue, corrected):
                 return replace(change.record, revision=change.record.revision + 1), change.id
