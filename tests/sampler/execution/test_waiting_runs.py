@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections import Counter
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import pytest
@@ -145,9 +146,9 @@ async def test_a_task_is_read_when_it_is_queued_and_when_it_has_ended_not_for_wh
 ):
     read, listed, roots = TaskStore.read_many, list[str](), [(f"more-{n}", f"a further one {n}") for n in range(30)]
 
-    async def reading(store: TaskStore, run_id: str, task_ids: list[str]) -> tuple[list[TaskRecord], float]:
+    async def reading(store: TaskStore, run_id: str, task_ids: list[str], **how: Any) -> tuple[list[TaskRecord], float]:
         listed.extend(task_ids)
-        return await read(store, run_id, task_ids)
+        return await read(store, run_id, task_ids, **how)
 
     async with at_work(world, 1, undo_s=NEVER) as (people, sampler, _):  # the sampler listens from now on
         await asyncio.sleep(0.5)

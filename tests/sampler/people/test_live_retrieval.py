@@ -212,8 +212,10 @@ async def test_a_task_that_is_sent_back_while_its_worker_reads_it_is_retrieved_a
             sent_back.set()
         return found
 
-    async def read_and_publish(store: TaskStore, run_id: str, task_ids: list[str]) -> tuple[list[TaskRecord], float]:
-        found, at = await read_many(store, run_id, task_ids)
+    async def read_and_publish(
+        store: TaskStore, run_id: str, task_ids: list[str], **how: Any
+    ) -> tuple[list[TaskRecord], float]:
+        found, at = await read_many(store, run_id, task_ids, **how)
         if found and world.index.stable == FIRST:
             world.index.stable = SECOND
             await people.retrieve_again(run_id, "ann")
