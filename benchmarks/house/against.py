@@ -9,7 +9,7 @@
 
 A revision that lacks the benchmark borrows this checkout's script. Both use this environment, but for a revision with
 another lock or pyproject, which gets one of its own by its own `make setup` (minutes). Each checkout answers from what
-its own `.aeenc` keeps: of figures that a training decides, clear that here first. A missed bar is no failure. Options
+its own `.aeenc` keeps; remove this checkout's before you compare what is trained. A missed bar is no failure. Options
 of this command stand before REV.
 """
 

@@ -71,7 +71,7 @@ class AcknowledgedRedis(Redis):
         return await _PATIENCE.call_with_retry(lambda: self.asked(ask, is_read=is_read), _let_go)
 
     async def connected(self) -> Any:
-        """Returns a connection that is open: what cannot even be sent is no write that may have been done."""
+        """Returns an open connection. A command that finds none was never sent, so it has changed nothing."""
         return await _PATIENCE.call_with_retry(self.connection_pool.get_connection, _let_go)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None, *, settles: bool = False) -> Any:
@@ -112,8 +112,8 @@ class _AcknowledgedPipeline(Pipeline):
         client, is_read = self._client, all(_reads(args) for args, _ in self.command_stack)
         fenced = bool(client.replicas and self.command_stack) and (self._settles or not is_read)
         is_atomic = self.is_transaction or self.explicit_transaction
-        mark = f"{_FENCE[1]}:{uuid.uuid4().hex}"
-        if fenced and is_atomic:
+        mark = f"{_FENCE[1]}:{uuid.uuid4().hex}" if fenced and is_atomic else ""
+        if mark:
             self.execute_command("SET", mark, "", "PX", MARK_MS)
         elif fenced:
             self.execute_command(*_FENCE)
@@ -122,7 +122,7 @@ class _AcknowledgedPipeline(Pipeline):
             self.connection = await client.connected()
         ask = partial(super().execute, raise_on_error)
         answers: list[Any] = await client.asked(ask, is_read=is_read)
-        if fenced and is_atomic:
+        if mark:
             answers.pop()
             waiting = client.pipeline(transaction=False, settles=True)
             waiting.execute_command("EXISTS", mark)

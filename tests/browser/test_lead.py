@@ -1,4 +1,4 @@
-"""What a lead sees: the disputes of all runs and what decides them, by mouse and keys; one run's figures at a time."""
+"""A lead sees the disputes of all runs, decides them by mouse and keys, and reads the figures of one run at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every view keeps to: the latest question, words in people's terms, any size of window, nothing typed is lost."""
+"""Every view shows the latest question in plain words, fits any window, and loses nothing that was typed."""
 
 from __future__ import annotations
 

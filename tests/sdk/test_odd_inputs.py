@@ -40,7 +40,7 @@ Client = Callable[[str, Any], Awaitable[Verdict | None]]  # None: this client ha
 LISTS = ("texts", "accepted", "exclude", "splits", "only_ids", "tags")
 WORDS = ("corpus", "label", "version", "before_id", "generation", "routing_key", "mode", "precision")
 OPTIONS = {"k": "-k", "splits": "--split", "only_ids": "--only", "before_id": "--before"}
-# What is no name of a folder is refused where folders are opened, and no field is named there.
+# The code that opens folders refuses a name that no folder can have, and does not know the field.
 UNNAMED = ("generation", ["a\0b", "../etc"])
 # The command line asks for premises by names that exist, and says where there are none.
 MISSING = {("splits", "unknown"), ("splits", ""), ("splits", " "), ("tags", "unknown")}

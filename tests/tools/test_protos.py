@@ -1,4 +1,4 @@
-"""What the protos may change once a release stands: nothing that a user's program or stored bytes rest on."""
+"""After a release, a change of the protos may break neither a user's program nor stored bytes."""
 
 from __future__ import annotations
 

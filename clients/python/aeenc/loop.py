@@ -348,8 +348,10 @@ class Loop:
 def pretrained(client: Client) -> str:
     """Returns the version of the pre-trained encoder of the trainer's own space."""
     space_id = client.trainer.info().default_space_id
-    found = (one for one in client.trainer.list_checkpoints() if one.pretrained and one.space_id == space_id)
-    return next(found).version
+    for one in client.trainer.list_checkpoints():
+        if one.pretrained and one.space_id == space_id:
+            return one.version
+    raise errors.NotFound(f"the trainer has no pre-trained encoder of space {space_id}; look at `aeenc checkpoints`")
 
 
 def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, name: str, *, known: bool) -> Any:

@@ -145,7 +145,7 @@ class Retrieved:
 
     @cached_property
     def timings(self) -> values.Timings:
-        """What took how long. Read when it is asked for: to load all values takes longer than many an answer."""
+        """How long each step took. It is read on demand, because loading the values takes longer than most answers."""
         return values.Timings.from_message(self._timings)
 
     @classmethod
