@@ -71,15 +71,15 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   idempotencyKey: string;
 
   /**
-   * The checkpoint to start from. Empty: the space's pre-trained encoder.
+   * The checkpoint to start from. Empty: the space's pre-trained encoder. SIAMESE and DUAL take one of another space, too,
+   * if the corpus has a generation of the same premises there, which the job then trains against.
    *
    * @generated from field: string base_version = 4;
    */
   baseVersion: string;
 
   /**
-   * The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION. Modes SIAMESE and DUAL have no
-   * default: name one.
+   * The objective. Default: FULL_CORPUS_SOFTMAX; in mode CROSS_ENCODER, REGRESSION; in SIAMESE and DUAL, none: name one.
    *
    * @generated from field: aeenc.v1.Loss loss = 5;
    */
@@ -123,8 +123,7 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   margin?: number | undefined;
 
   /**
-   * Weight of the regularisation towards the pre-trained encoder. Default: 0.1 with TRIPLET_MARGIN and
-   * PAIRWISE_CONTRASTIVE, otherwise 0.
+   * Regularisation towards the pre-trained encoder. Default: 0.1 with TRIPLET_MARGIN and PAIRWISE_CONTRASTIVE, otherwise 0.
    *
    * @generated from field: optional float regularization = 11;
    */
@@ -268,8 +267,7 @@ export type JobConfig = Message<"aeenc.v1.JobConfig"> & {
   ownText: OwnText;
 
   /**
-   * The number of correct pairs of each class of questions, drawn at random, that the quadruples of ANALOGY compare
-   * with; 1 to 10,000. Default (0): 30.
+   * The number of random correct pairs of each class that ANALOGY's quadruples compare with; 1 to 10,000. Default (0): 30.
    *
    * @generated from field: uint32 prototypes = 30;
    */
@@ -1476,8 +1474,7 @@ export enum Loss {
   TRIPLET_MARGIN = 2,
 
   /**
-   * Pulls pairs together or pushes them apart up to a margin (Hadsell et al. 2006; the `SCL` of Bogatu et al. 2022),
-   * with the same regularisation.
+   * Pulls pairs together or apart up to a margin (Hadsell et al. 2006; `SCL` of Bogatu et al. 2022), regularised as well.
    *
    * @generated from enum value: LOSS_PAIRWISE_CONTRASTIVE = 3;
    */
@@ -1621,8 +1618,7 @@ export const NegativesSchema: GenEnum<Negatives> = /*@__PURE__*/
 /**
  * Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
  *
- * A call fails with NOT_FOUND for a job, corpus, run, data set or version that is unknown. For `request_id` see
- * types.proto.
+ * A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
  *
  * @generated from service aeenc.v1.TrainerService
  */
@@ -1634,7 +1630,7 @@ export const TrainerService: GenService<{
    * - INVALID_ARGUMENT: an invalid setting, a validation premise outside the corpus, or a split that a data set lacks.
    * - FAILED_PRECONDITION: `base_version` or `guide_version` is a cross-encoder, a run is of another corpus or split,
    *   or a data set's files are missing.
-   * - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the corpus.
+   * - FAILED_PRECONDITION (SPACE_MISMATCH): `base_version` or `guide_version` is of another space than the job's.
    * - FAILED_PRECONDITION (NO_POSITIVES): the job has only runs, and they contain no positive pair.
    * - ALREADY_EXISTS: the idempotency key was used with another configuration.
    * - UNAVAILABLE: the job cannot be stored.
