@@ -11,7 +11,7 @@ from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
 from services.encoder.batching.encoder import Encoder
 from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, GPU_WORKERS
-from services.encoder.metrics import EncoderMetrics
+from services.encoder.metrics import EncoderMetrics, ServedLabels
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower, FollowerOptions
 from services.encoder.rollout.history import SwapHistory
@@ -41,6 +41,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     server = GrpcServer(settings)
     metrics = EncoderMetrics(server.metrics)
     versions, history, cost = Versions(), SwapHistory(metrics), CostModel(workers)
+    server.metrics.register(ServedLabels(versions.labels))
     runtime = _name_of(options)
     metrics.runs_on(runtime, handicap)
     if handicap:
@@ -62,7 +63,6 @@ def build(settings: EncoderSettings) -> GrpcServer:
         versions,
         history,
         server.readiness,
-        metrics,
     )
     limits = Limits(
         message_bytes=settings.message_bytes,

@@ -111,7 +111,7 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
             version=version,
             space_id=model.space_id,
             premise_encoder=version in versions.premise_versions.values(),
-            in_flight=versions.in_flight[model],
+            in_flight=model.in_flight,
             precisions=map(to_precision, dict.fromkeys((versions.precision_of(version), *model.runners))),
         )
         for version, model in sorted(versions.models.items())

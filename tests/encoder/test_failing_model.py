@@ -155,7 +155,7 @@ def labelled(name: str, model: Model) -> LabelRow:
 def test_what_failed_is_forgotten_when_its_version_is_loaded_anew(tiny_checkpoint) -> None:
     versions, model, again = Versions(), loaded(tiny_checkpoint), loaded(tiny_checkpoint)
     versions.serve(labelled("canary", model), [model])
-    versions.mark((model.version, "float32"), "the device is lost")
+    model.failing["float32"] = "the device is lost"
     versions.serve(labelled("next", model), [model])
     assert "the device is lost" in versions.failing({(model.version, "float32")})
     assert versions.failing({(model.version, "int8")}) == "", "another precision computes"

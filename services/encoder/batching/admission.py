@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -48,7 +48,9 @@ class Admission:
         self._flows: dict[Lane, Counter[Flow]] = {lane: Counter() for lane in LANES}
         for lane in LANES if unit == "tokens" else ():
             metrics.queued_tokens.labels(lane).set_function(functools.partial(self._held.__getitem__, lane))
-        self._waiting: dict[Lane, deque[tuple[Hold, asyncio.Future[None]]]] = {lane: deque() for lane in LANES}
+        self._lines = {lane: asyncio.Lock() for lane in LANES}  # who has it is the first in line
+        self._lined: dict[Lane, int] = dict.fromkeys(LANES, 0)  # tokens in line
+        self._freed = {lane: asyncio.Event() for lane in LANES}  # since the first in line looked last
 
     @asynccontextmanager
     async def admitted(
@@ -66,10 +68,10 @@ class Admission:
         Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
         """
         hold = Hold(lane, min(tokens, self.part(lane)), bool(patience_s), (caller, kind))
-        if self._waiting[lane] or not self._has_room(hold):
-            if not patience_s or not await self._wait_in_line(hold, patience_s):
-                self._refuse(hold)
+        if patience_s and (self._lined[lane] or not self._has_room(hold)):
+            await self._wait_in_line(hold, patience_s)
         else:
+            self._check_room(hold)
             self._take(hold)
         try:
             self._check_deadline(hold, tokens, deadline)
@@ -79,32 +81,32 @@ class Admission:
 
     def check_room(self, lane: Lane, tokens: int, caller: str, kind: type[Runner]) -> None:
         """Raises Overloaded for a call without patience that would be refused with so many tokens, before any work."""
-        hold = Hold(lane, min(tokens, self.part(lane)), False, (caller, kind))
-        if self._waiting[lane] or not self._has_room(hold):
-            self._refuse(hold)
+        self._check_room(Hold(lane, min(tokens, self.part(lane)), False, (caller, kind)))
 
     def part(self, lane: Lane) -> int:
         """Returns the tokens that a call holds at most, of which its next part is to be made."""
         return self._limits[lane] // PARTS
 
-    async def _wait_in_line(self, hold: Hold, patience_s: float) -> bool:
-        """Waits for room. Returns whether the tokens are held now."""
-        waiter = (hold, asyncio.get_running_loop().create_future())
-        self._waiting[hold.lane].append(waiter)
+    def _check_room(self, hold: Hold) -> None:
+        if self._lined[hold.lane] or not self._has_room(hold):
+            self._refuse(hold)
+
+    async def _wait_in_line(self, hold: Hold, patience_s: float) -> None:
+        """Takes the tokens as soon as there is room and nobody waits longer."""
+        lane = hold.lane
+        self._lined[lane] += hold.tokens
         try:
-            async with asyncio.timeout(patience_s):
-                await waiter[1]
+            async with asyncio.timeout(patience_s), self._lines[lane]:
+                while not self._has_room(hold):
+                    self._freed[lane].clear()
+                    await self._freed[lane].wait()
+                self._take(hold)
+                return
         except TimeoutError:
             pass
-        except asyncio.CancelledError:
-            if waiter[1].done() and not waiter[1].cancelled():  # it was let in at this moment
-                self._give_back(hold)
-            raise
         finally:
-            if waiter in self._waiting[hold.lane]:
-                self._waiting[hold.lane].remove(waiter)
-            self._wake(hold.lane)
-        return waiter[1].done() and not waiter[1].cancelled()
+            self._lined[lane] -= hold.tokens
+        self._refuse(hold)
 
     def _take(self, hold: Hold) -> None:
         self._held[hold.lane] += hold.tokens
@@ -116,7 +118,7 @@ class Admission:
         flows[hold.flow] -= hold.tokens
         if not flows[hold.flow]:
             del flows[hold.flow]
-        self._wake(hold.lane)
+        self._freed[hold.lane].set()
 
     def _has_room(self, hold: Hold) -> bool:
         """Whether a call fits into the room left, and unless it waits for room, into its caller's share.
@@ -126,19 +128,10 @@ class Admission:
         left = self._limits[hold.lane] - self._held[hold.lane] - hold.tokens
         return left >= (0 if hold.patient else self._flows[hold.lane][hold.flow] + 2 * hold.tokens)
 
-    def _wake(self, lane: Lane) -> None:
-        """Admits waiters, the oldest first, while there is room. Their tokens are held from here on."""
-        waiting = self._waiting[lane]
-        while waiting and (waiting[0][1].done() or self._has_room(waiting[0][0])):
-            hold, woken = waiting.popleft()
-            if not woken.done():
-                self._take(hold)
-                woken.set_result(None)
-
     def _refuse(self, hold: Hold) -> NoReturn:
         self._metrics.refused.labels("queue_full").inc()
         lane, own = hold.lane, self._flows[hold.lane][hold.flow]
-        held, limit = self._held[lane] + sum(waiting.tokens for waiting, _ in self._waiting[lane]), self._limits[lane]
+        held, limit = self._held[lane] + self._lined[lane], self._limits[lane]
         retry_after_s = max(self._cost.queue_s(held + own + 3 * hold.tokens - limit), MIN_RETRY_S)
         raise Overloaded(
             f"{held:,} {self._unit} wait in the {lane} lane, {own:,} of them yours, and {hold.tokens:,} more are over "

@@ -70,11 +70,11 @@ class Breaker:
             del self._probes[key]
 
     def _mark(self, model: Model, precision: str, failure: str) -> None:
-        if self._versions.models.get(model.version) is not model:  # it was dropped during the probe
-            return
-        if self._versions.mark((model.version, precision), failure):
-            if failure:
-                log.error("a model fails every run", version=model.version, reason=failure)
-            else:
-                log.info("a model computes again", version=model.version)
-            self._on_change()
+        was_failing = model.failing.pop(precision, "")
+        if failure:
+            model.failing[precision] = failure
+        if failure and not was_failing:
+            log.error("a model fails every run", version=model.version, reason=failure)
+        elif was_failing and not failure:
+            log.info("a model computes again", version=model.version)
+        self._on_change()

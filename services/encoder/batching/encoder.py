@@ -179,7 +179,7 @@ class Encoder:
         """Tokenizes what has room at all, admits its tokens, and computes; `characters` of each text or pair."""
         deadline = None if call.deadline_s is None else started + call.deadline_s
         kind = type(model.runners[call.precision])
-        with self._versions.held(model):
+        with model.held():
             if not call.patience_s:
                 self._admission.check_room(call.lane, LEAST_TOKENS * len(characters), call.caller, kind)
             begun = time.monotonic()

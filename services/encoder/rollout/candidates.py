@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -28,7 +27,7 @@ from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Description, Model
 from services.encoder.runtime.thread_priority import CANDIDATE, lower_priority
 from services.kit.settings import usable_memory_bytes
-from services.store.artifacts import Artifact, ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore, Hold
 from services.store.registry import LabelRow, Registry
 from services.store.registry_rows import CROSS_ENCODERS
 
@@ -39,13 +38,6 @@ FOLDER = "checkpoints"
 GRACE_S = 2.0  # that a load waits for the last step of the one before
 MAX_HUNG = 2  # threads with a step that never ends
 LOAD_S = 120.0
-
-
-@dataclass(eq=False)
-class Reservation:
-    """Bytes of model files, in memory as long as this object lives."""
-
-    size_bytes: int
 
 
 class CandidateLoader:
@@ -65,7 +57,7 @@ class CandidateLoader:
     ) -> None:
         self._registry, self._store, self._options = registry, store, options
         self._load_s, self._limit_bytes = load_s, loaded_bytes or usable_memory_bytes() // 2
-        self._reserved: weakref.WeakSet[Reservation] = weakref.WeakSet()
+        self._reserved: weakref.WeakKeyDictionary[Hold, int] = weakref.WeakKeyDictionary()  # bytes in memory
         self._threads: set[threading.Thread] = set()
         self.known: Mapping[str, str] = {}  # digests of manifests, by which to load without the registry
 
@@ -74,17 +66,9 @@ class CandidateLoader:
         manifest_sha256 = self.known.get(version) or await self._registered(version)
 
         def load(pause: Callable[[], None]) -> Model:
-            hold = self._store.hold(FOLDER, version)  # neither a deletion nor a cache takes what is served
-            artifact = self._opened(version, manifest_sha256)
-            reserved = self._reserve(version, model_bytes(artifact, self._options))
-            model = load_model(
-                artifact,
-                self._options,
-                space_id=space_id,
-                premises=premises,
-                pause=pause,
-            )
-            model.reserved += [hold, reserved]
+            artifact, hold = self._reserve(version, manifest_sha256)
+            model = load_model(artifact, self._options, space_id=space_id, premises=premises, pause=pause)
+            model.reserved.append(hold)
             return model
 
         return await self._in_thread(version, load)
@@ -99,10 +83,9 @@ class CandidateLoader:
         """Loads a precision of a loaded version beside those that it has. Raises the reason why it cannot be."""
 
         def add(pause: Callable[[], None]) -> None:
-            artifact = self._opened(model.version, model.description.manifest_sha256)
-            reserved = self._reserve(model.version, model_bytes(artifact, self._options, precision))
+            artifact, hold = self._reserve(model.version, model.description.manifest_sha256, precision)
             add_precision(model, artifact, self._options, precision, pause=pause)
-            model.reserved.append(reserved)
+            model.reserved.append(hold)
 
         if precision not in model.runners:
             await self._in_thread(model.version, add)
@@ -120,22 +103,22 @@ class CandidateLoader:
 
         await asyncio.to_thread(release)
 
-    def _opened(self, version: str, manifest_sha256: str) -> Artifact:
-        return self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
+    def _reserve(self, version: str, manifest_sha256: str, precision: str = "") -> tuple[Artifact, Hold]:
+        """Opens a checkpoint. Counts the bytes of its models, and keeps its files, as long as the hold lives.
 
-    def _reserve(self, version: str, size_bytes: int) -> Reservation:
-        """Counts bytes beside those of loads that have begun and of models that anybody still holds.
-
-        Raises FailedPrecondition over the limit.
+        They count beside those of loads that have begun and of models that anybody still holds. Raises
+        FailedPrecondition over the limit.
         """
-        held = sum(one.size_bytes for one in self._reserved)
+        hold = self._store.hold(FOLDER, version)  # neither a deletion nor a cache takes what is served
+        artifact = self._store.open(FOLDER, version, expected_manifest_sha256=manifest_sha256, verify="size")
+        size_bytes, held = model_bytes(artifact, self._options, precision), sum(self._reserved.values())
         if held + size_bytes > self._limit_bytes:
             raise errors.FailedPrecondition(
                 f"checkpoint {version} has {size_bytes:,} bytes of models, which with the {held:,} loaded is over the "
                 f"limit of {self._limit_bytes:,}; delete a label, or raise AEENC_ENCODER_LOADED_BYTES"
             )
-        self._reserved.add(reservation := Reservation(size_bytes))
-        return reservation
+        self._reserved[hold] = size_bytes
+        return artifact, hold
 
     async def _await_the_load_before(self) -> None:
         """Waits a while for a step that goes on after its load was given up. Raises FailedPrecondition for too many."""

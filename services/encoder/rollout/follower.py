@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import errors
-from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.candidates import CandidateLoader, Spaces
 from services.encoder.rollout.history import PREMISES, SavedState, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, Versions
@@ -72,10 +71,9 @@ class Follower:
         versions: Versions,
         history: SwapHistory,
         readiness: Readiness,
-        metrics: EncoderMetrics,
     ) -> None:
         self._options, self._registry, self._loader = options, registry, loader
-        self._versions, self._history, self._readiness, self._metrics = versions, history, readiness, metrics
+        self._versions, self._history, self._readiness = versions, history, readiness
         self._acknowledged: dict[LabelKey, tuple[int, str]] = {}  # revision and version acknowledged last
         self._state_file = StateFile(options.state_dir)
         self._spaces = Spaces(loader, versions, history)
@@ -227,8 +225,7 @@ class Follower:
             return named
 
     def _withdraw_all_but(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
-        for key in self._versions.withdraw_all_but(named.keys()):
-            self._metrics.unserved(*key)
+        self._versions.withdraw_all_but(named.keys())
         self._history.forget_all_but(named.keys())
         for key in self._acknowledged.keys() - named.keys():
             del self._acknowledged[key]
@@ -370,7 +367,6 @@ class Follower:
         self._versions.prefer(self._preferred)
         if self._readiness.state == "STARTING" and self._versions.complete:  # the other labels may load for long
             asyncio.get_running_loop().call_later(START_PATIENCE_S, self.show_readiness)
-        self._metrics.serves(row.space_id, row.name, row.version, row.revision, row.precision)
 
     def _drop_unnamed(self) -> None:
         """Drops versions that nothing names; their memory goes when their last call has ended."""
@@ -379,7 +375,7 @@ class Follower:
             self._spawn(self._drain(dropped))
 
     async def _drain(self, models: list[Model]) -> None:
-        while any(self._versions.in_flight[model] for model in models):  # noqa: ASYNC110 -- no hurry
+        while any(model.in_flight for model in models):  # noqa: ASYNC110 -- no hurry
             await asyncio.sleep(DRAIN_POLL_S)
         await self._loader.release(models)
 

@@ -7,9 +7,7 @@ theirs. A version that nothing names is dropped, and its memory goes when its la
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from aeenc.errors import FailedPrecondition, SpaceMismatch, Unavailable, Unimplemented, VersionNotLoaded
@@ -44,8 +42,6 @@ class Versions:
         self.premise_versions: dict[str, str] = {}
         self.labels: dict[LabelKey, LabelRow] = {}
         self.models: dict[str, Model] = {}
-        self._failing: dict[Computation, str] = {}
-        self.in_flight: Counter[Model] = Counter()
 
     @property
     def premise_version(self) -> str:
@@ -133,56 +129,27 @@ class Versions:
         digest = hashlib.blake2b(routing_key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64 < canary.share
 
-    @contextmanager
-    def held(self, model: Model) -> Iterator[None]:
-        """Counts a call in flight for a model; GetInfo shows the count."""
-        self.in_flight[model] += 1
-        try:
-            yield
-        finally:
-            self.in_flight[model] -= 1
-            if not self.in_flight[model]:
-                del self.in_flight[model]
-
     def serve(self, row: LabelRow, models: Sequence[Model]) -> None:
         """Serves the models of a label's versions. The assignment to the label is the swap."""
-        for model in models:
-            self._hold(model)
+        self.models |= {model.version: model for model in models}
         self.labels[row.space_id, row.name] = row
-
-    def _hold(self, model: Model) -> None:
-        """Keeps a model; what was noted about another one of its version does not count for it."""
-        if self.models.get(model.version) is not model:
-            self._forget_failures(model)
-            self.models[model.version] = model
-
-    def _forget_failures(self, model: Model) -> None:
-        self._failing = {done: why for done, why in self._failing.items() if done[0] != model.version}
 
     def failing(self, computations: Collection[Computation] | None = None) -> str:
         """Says which of these, or of all, fails every run, and why; empty when none does."""
-        failures = self._failing.items()
-        named = (item for item in failures if computations is None or item[0] in computations)
-        return next((f"version {one} fails every run in {in_}: {why}" for (one, in_), why in named), "")
+        for version, model in self.models.items():
+            for precision, why in model.failing.items():
+                if computations is None or (version, precision) in computations:
+                    return f"version {version} fails every run in {precision}: {why}"
+        return ""
 
-    def mark(self, computation: Computation, failure: str) -> bool:
-        """Notes that a version fails every run; without a failure, that it computes. Returns whether that is new."""
-        changes = bool(failure) != (computation in self._failing)
-        self._failing.pop(computation, None)
-        if failure:
-            self._failing[computation] = failure
-        return changes
-
-    def withdraw_all_but(self, keys: Collection[LabelKey]) -> list[LabelKey]:
-        """Stops serving every other label, and returns those."""
-        withdrawn = [key for key in self.labels if key not in keys]
-        for key in withdrawn:
+    def withdraw_all_but(self, keys: Collection[LabelKey]) -> None:
+        """Stops serving every other label."""
+        for key in set(self.labels).difference(keys):
             del self.labels[key]
-        return withdrawn
 
     def open_space(self, space_id: str, premises: Model) -> None:
         """Serves the premises of a space."""
-        self._hold(premises)
+        self.models[premises.version] = premises
         self.premise_versions[space_id] = premises.version
 
     def prefer(self, space_id: str) -> None:
@@ -198,7 +165,4 @@ class Versions:
     def drop_unnamed(self) -> list[Model]:
         """Drops every version that neither a label nor a space names, and returns the models."""
         named = set(self.premise_versions.values()).union(*(row.versions for row in self.labels.values()))
-        dropped = [self.models.pop(version) for version in set(self.models) - named]
-        for model in dropped:
-            self._forget_failures(model)
-        return dropped
+        return [self.models.pop(version) for version in set(self.models) - named]

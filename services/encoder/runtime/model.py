@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -158,7 +159,7 @@ class Tokenization:
 class Model:
     """A checkpoint ready to serve. `runners` are by precision: float32, and what labels or premises need beside it.
 
-    `reserved` is whatever must live as long as the model does.
+    `reserved` is whatever must live as long as the model does; `failing` says why it fails every run, by precision.
     """
 
     def __init__(self, description: Description, tokenization: Tokenization, runners: Mapping[str, Runner]) -> None:
@@ -170,6 +171,17 @@ class Model:
         self.tokenization = tokenization
         self.runners = dict(runners)
         self.reserved: list[object] = []
+        self.failing: dict[str, str] = {}
+        self.in_flight = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Counts a call in flight; GetInfo shows the count."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
 
     def choose(self, precision: str, default: str, role: str) -> str:
         """Returns the precision for a call that asks for `precision` ("": `default`).

@@ -30,7 +30,7 @@ class Session(Protocol):
     One that computes no padding says so by `pads = False`.
     """
 
-    def run(self, outputs: Sequence[str] | None, feeds: dict[str, Ids]) -> Sequence[Any]:
+    def run(self, outputs: Sequence[str] | None, feeds: dict[str, Ids], /) -> Sequence[Any]:
         """Computes the named outputs from named inputs."""
 
 

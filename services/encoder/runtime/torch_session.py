@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aeenc.errors import FailedPrecondition
-from services.encoder.runtime.runners import EMBEDDING, Ids, Session
+from services.encoder.runtime.runners import Ids, Session
 from services.store.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -80,12 +80,10 @@ class TorchSession:
     def __init__(self, model: PooledTransformer, device: str, *, half: bool) -> None:
         self._model, self._device, self._half = model, device, half
 
-    def run(self, outputs: Sequence[str] | None, feeds: dict[str, Ids]) -> Sequence[Any]:
+    def run(self, _outputs: Sequence[str] | None, feeds: dict[str, Ids]) -> Sequence[Any]:
         """Computes the vectors from `input_ids` and `attention_mask`, (n, length) int64 each."""
         import torch
 
-        if outputs not in (None, [EMBEDDING]):
-            raise ValueError(f"the torch runtime has no outputs {outputs}")
         ids, mask = (torch.from_numpy(feeds[name]).to(self._device) for name in ("input_ids", "attention_mask"))
         precision = (
             torch.autocast(self._device.partition(":")[0], torch.float16) if self._half else contextlib.nullcontext()
