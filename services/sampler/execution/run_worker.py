@@ -45,7 +45,7 @@ LOOK_S = 1.0  # the longest time between two looks for what people have amended
 READ_TREES = 16  # at once: reading those of a run that is taken over takes 0.1 ms each
 LAST_NODES = 50  # of those asked: when more than this share gets no answer, it is the oracle that fails
 MOST_FAILED = 0.2
-CALLS = 4  # the nodes in work make at least this many calls of the index, so that some are judged while it has others
+CALLS = 4  # the nodes in work make at least this many calls, so that some are judged while the index has others
 CALLS_AT_INDEX = 2  # with this many, those that wait fill the next call: the encoder always has one
 COMMITS = 4  # round trips to Redis at once
 
@@ -131,9 +131,10 @@ class RunWorker:
         self._unanswered: list[tuple[NodeRound, UnansweredTask]] = []
         self._last: deque[bool] = deque(maxlen=LAST_NODES)  # whether the nodes asked last were answered
         self._refused_by_budget = False
-        self._retrievals = Calls(self._retrieve, max(1, self._max_in_work // CALLS), CALLS_AT_INDEX)
+        share = max(1, self._max_in_work // CALLS)
+        self._retrievals = Calls(self._retrieve, share, CALLS_AT_INDEX)
         self._questions = Calls(self._ask, oracle.settings.batch_tasks, self._max_in_work)
-        self._commits = Calls(self._store_nodes, self._max_in_work, COMMITS)
+        self._commits = Calls(self._store_nodes, share, COMMITS)
 
     async def work(self) -> None:
         """Judges nodes until none is left or the budget is spent. Raises RunFailed, RunStopped, or as Retrieve does."""

@@ -74,7 +74,7 @@ class TaskStore:
         keys = self._keys
         parts = (keys.tasks, keys.waiting, keys.task_events, keys.record, keys.asking, keys.counts)
         at = moment_of((await self.read_many(new[0].run_id, []))[1]).isoformat()
-        pipe = self._redis.pipeline(transaction=False)
+        pipe = self._redis.pipeline()  # one wait for the disk
         for one in new:
             run_id, task_id = one.run_id, one.task.task_id
             await self._put(

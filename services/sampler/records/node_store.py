@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 from redis.asyncio import Redis
 
 from aeenc import errors
@@ -235,8 +236,9 @@ class NodeStore:
         return [self._keys.record(run_id), self._keys.lease(run_id), self._keys.tree(run_id, tree.index)]
 
     async def _run(self, script: Any, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Written]:
-        # No transaction: each script is whole by itself, and all share one wait for the disk.
-        pipe = self._redis.pipeline(transaction=False)
+        # Each script is whole by itself. In a transaction all share one wait for the disk; else Redis waits for it
+        # after each 16 KiB that it reads.
+        pipe = self._redis.pipeline()
         for keys, arguments in calls:
             await script(keys=keys, args=arguments, client=pipe)
         return list(await pipe.execute())
@@ -299,7 +301,7 @@ def _by_ordinal(nodes: Iterable[Node]) -> list[Any]:
 
 def _result_json(result: Result) -> str:
     accepted = [_values_of(premise) for premise in result.accepted]
-    return json.dumps([FORMAT_VERSION, result.failed, accepted, result.version])
+    return to_json([FORMAT_VERSION, result.failed, accepted, result.version]).decode()
 
 
 def _values_of(record: Node | AcceptedPremise) -> list[Any]:
@@ -316,7 +318,7 @@ def _known_json(known: Known) -> str:
     written = [(one.text, one.author) for one in known.written]
     said = [_ANSWER.dump_python(one, mode="json", exclude_defaults=True) for one in known.statements]
     stored = {"pairs": pairs, "vectors": vectors, "written": written, "within": known.within, "statements": said}
-    return json.dumps({"format_version": FORMAT_VERSION, **stored})
+    return to_json({"format_version": FORMAT_VERSION, **stored}).decode()
 
 
 def _known(run_id: str, row: str | None, amended: str | None) -> Known:

@@ -41,8 +41,8 @@ ADD_PAIRS = f"""{EMIT}
 local function add_pairs(run, log, amended, texts, first, known)
   local seq, added = redis.call('HGET', run, 'pair_seq') or 0, {{POSITIVE = 0, NEGATIVE = 0, SKIPPED = 0}}
   for i = first, #texts do
-    local text, sign = texts[i], string.match(texts[i], '"sign": "(%u+)"')
-    local pair = (next(known) or string.find(text, '"amended": true', 1, true)) and cjson.decode(text)
+    local text, sign = texts[i], string.match(texts[i], '"sign":"(%u+)"')
+    local pair = (next(known) or string.find(text, '"amended":true', 1, true)) and cjson.decode(text)
     if pair and pair.amended then
       local of_query = cjson.decode(redis.call('HGET', amended, pair.query) or '{{}}')
       of_query[pair.premise_id] = text

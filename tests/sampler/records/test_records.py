@@ -102,7 +102,7 @@ async def test_an_answer_that_comes_after_an_amendment_records_no_pair_of_what_w
         replace(stores.run.pair("hypothesis 0", one, Verdict(REFUSES), node_id="1-0", annotator="bob"), amended=True)
         for one in (FOUND, EXTRA)
     ]
-    quoted = replace(amended[0], query='says "sign": "POSITIVE", "amended": true', amended=False)
+    quoted = replace(amended[0], query='says "sign":"POSITIVE","amended":true', amended=False)
     assert await stores.pairs.add(stores.run_id, [*amended, quoted], Request("", "", {}))
     known = Known({"p9": known_by(Verdict(REFUSES), EXTRA)})
     commit = COMMIT._replace(round=replace(ROUND, known=known))
@@ -146,6 +146,21 @@ async def test_a_level_that_is_opened_or_closed_late_leaves_a_tree_that_has_grow
     [tree] = await nodes.trees(run_id, [0])
     assert (tree.depth, len(tree.nodes), await nodes.is_finished(run_id, 0)) == (0, 3, False)
     assert await stores.runs.get(run_id) == before
+
+
+async def test_nodes_that_are_committed_together_wait_for_the_disk_once(stores: Stores):
+    """Redis waits for it at the end of a transaction; else after each command, or each 16 KiB of them."""
+    nodes = [Node(place, f"fact {place}", "p1", 0, 1) for place in range(1, 9)]
+    tree = replace(TREE, nodes=[*TREE.nodes, *nodes])
+    commits = [NodeCommit(replace(ROUND, tree=tree, node=node), OUTCOME, ANSWER) for node in nodes]
+
+    async def counted() -> list[int]:
+        stats = await stores.redis.info("commandstats")
+        return [stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("exec", "evalsha")]
+
+    before = await counted()
+    assert await stores.nodes.commit(stores.run, "me", commits) == ["OK"] * 8
+    assert [now - then for now, then in zip(await counted(), before, strict=True)] == [1, 8]
 
 
 async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_live(stores: Stores):
