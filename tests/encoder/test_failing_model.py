@@ -138,7 +138,8 @@ class SlowBatcher:
 async def test_a_probe_that_ends_after_its_model_was_dropped_marks_nothing(tiny_checkpoint) -> None:
     versions, batcher, model = Versions(), SlowBatcher(), loaded(tiny_checkpoint)
     watching = breaker.Breaker(versions, batcher, lambda: None)
-    versions.serve(labelled("canary", model), [model])
+    versions.keep(model)
+    versions.serve(labelled("canary", model))
     watching.failed(model, "float32", errors.Unavailable("the worker died", reason=WORKER_DIED))
     await batcher.begun.wait()
     versions.withdraw_all_but([])
@@ -154,10 +155,13 @@ def labelled(name: str, model: Model) -> LabelRow:
 
 def test_what_failed_is_forgotten_when_its_version_is_loaded_anew(tiny_checkpoint) -> None:
     versions, model, again = Versions(), loaded(tiny_checkpoint), loaded(tiny_checkpoint)
-    versions.serve(labelled("canary", model), [model])
+    versions.keep(model)
+    versions.serve(labelled("canary", model))
     model.failing["float32"] = "the device is lost"
-    versions.serve(labelled("next", model), [model])
+    versions.keep(model)
+    versions.serve(labelled("next", model))
     assert "the device is lost" in versions.failing({(model.version, "float32")})
     assert versions.failing({(model.version, "int8")}) == "", "another precision computes"
-    versions.serve(labelled("canary", again), [again])
+    versions.keep(again)
+    versions.serve(labelled("canary", again))
     assert versions.failing() == ""

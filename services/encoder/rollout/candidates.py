@@ -220,26 +220,23 @@ class Spaces:
         self._history.forget((space_id, PREMISES))
         self._versions.open_space(space_id, premises)
 
-    async def models(self, row: LabelRow) -> list[Model]:
-        """Returns the model of a label, or those of its ensemble, loaded already or now. Raises why one is refused."""
-        models, premises = list[Model](), self._premises(row.space_id)
+    async def load(self, row: LabelRow) -> None:
+        """Loads the version of a label, or those of its ensemble, where they are not. Raises why one is refused."""
+        premises = self._premises(row.space_id)
         for version in row.versions:
             model = self._versions.models.get(version) or await self._loader.load(row.space_id, version, premises)
             check_place(model.description, row.space_id, premises)
             await self._loader.add_precision(model, row.precision)
-            models.append(model)
-        return models
+            self._versions.keep(model)
 
-    def loaded(self, row: LabelRow) -> list[Model]:
-        """Returns what can serve a label, or its ensemble, without a load; empty when that is not all here."""
-        models = [model for version in row.versions if (model := self._versions.models.get(version)) is not None]
-        if len(models) < len(row.versions):
-            return []
-        with contextlib.suppress(errors.AeencError):
+    def has_loaded(self, row: LabelRow) -> bool:
+        """Whether all that a label names can serve without a load."""
+        with contextlib.suppress(errors.AeencError, KeyError):
+            models = [self._versions.models[version] for version in row.versions]
             for model in models:
                 check_place(model.description, row.space_id, self._premises(row.space_id))
-            return models if all(row.precision in model.runners for model in models) else []
-        return []
+            return all(row.precision in model.runners for model in models)
+        return False
 
     def _premises(self, space_id: str) -> Description | None:
         """Describes the premise encoder of a space; None for cross-encoders."""

@@ -79,7 +79,9 @@ class Follower:
         self._spaces = Spaces(loader, versions, history)
         self._tasks: set[asyncio.Task[None]] = set()
         self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
-        self._loading: tuple[LabelRow, asyncio.Task[list[Model]]] | None = None
+        self._loading: tuple[LabelRow, asyncio.Task[None]] | None = None
+        self._tried: set[LabelRow] = set()  # what was loaded or could not be, since what failed was tried again
+        self._load_s: dict[str, float] = {}  # how long a row's versions have loaded, until that is recorded
         self._wake, self._retry_failed = asyncio.Event(), False
         self._preferred = ""  # the space to make the default one, once its `stable` is served
         self._stable: LabelRow | None = None  # as read last
@@ -169,17 +171,24 @@ class Follower:
             return
         self._preferred = preferred
         self._versions.prefer(preferred)
-        rows = sorted(await self._rows(), key=lambda row: (row.space_id != preferred, row.name != STABLE))
-        if (why := self._newer.get((preferred, STABLE))) and not self._versions.complete:
-            raise NewerFormat(why)
-        for space_id in dict.fromkeys(row.space_id for row in rows):
-            premises = await self._registry.checkpoints.space(space_id)
-            if premises is not None:
-                await self._spaces.open(space_id, premises, retry_failed=retry_failed)
-            for row in rows:
-                if row.space_id == space_id:
-                    await self._follow_row(row, retry_failed=retry_failed)
-        named = await self._apply_loaded()  # labels may have moved during the loads
+        opened = set[str]()
+        if retry_failed:
+            self._tried.clear()
+        while True:
+            named = await self._apply_loaded()  # also what labels have moved to during the loads
+            if (why := self._newer.get((preferred, STABLE))) and not self._versions.complete:
+                raise NewerFormat(why)
+            rows = sorted(filter(None, named.values()), key=lambda row: (row.space_id != preferred, row.name != STABLE))
+            row = next((row for row in rows if row.space_id not in opened or self._is_to_load(row)), None)
+            if row is None:
+                break
+            if row.space_id not in opened:
+                opened.add(row.space_id)
+                if premises := await self._registry.checkpoints.space(row.space_id):
+                    await self._spaces.open(row.space_id, premises, retry_failed=retry_failed)
+            if self._is_to_load(row):
+                self._tried.add(row)
+                await self._load(row)
         space_id = self._versions.space_id or preferred
         if (space_id, STABLE) not in named:
             self._stable = None
@@ -204,25 +213,34 @@ class Follower:
         async with self._applying:
             rows = await self._rows()
             named = {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
-            if self._loading is not None:
-                loading, task = self._loading
-                latest = named.get((loading.space_id, loading.name))
-                if latest is None or not _is_same(latest, loading):
-                    task.cancel()
+            await self._end_overtaken(named)
             # First: what is acknowledged next is saved without these.
             if (self._versions.space_id or self._preferred, STABLE) in named:
                 self._withdraw_all_but(named)
             for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
-                models = self._spaces.loaded(row)
-                if models and not self._is_served(row):
-                    with _span_of(row):
-                        await self._conclude(row, models, "", 0.0)
+                if self._is_served(row):
+                    if self._acknowledged.get((row.space_id, row.name)) != (row.revision, row.version):
+                        await self._acknowledge(row, ok=True)  # it was lost, or another process sent it
+                elif self._spaces.has_loaded(row):
+                    with _span_of("swap", row):
+                        await self._swap(row)
             if (self._versions.space_id, STABLE) in named:
                 await self._save()
                 if self._stable is not None:  # otherwise the first round says when it is ready
                     self._stable = named[self._versions.space_id, STABLE] or self._stable
                     self.show_readiness()
             return named
+
+    async def _end_overtaken(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
+        """Ends a load whose label names something else by now."""
+        if self._loading is None:
+            return
+        row, task = self._loading
+        latest = named.get((row.space_id, row.name))
+        if (latest is None or not _is_same(latest, row)) and task.cancel():
+            self._loading = None
+            if latest is not None:
+                await self._refuse(row, f"overtaken by revision {latest.revision} ({latest.version})")
 
     def _withdraw_all_but(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
         self._versions.withdraw_all_but(named.keys())
@@ -253,13 +271,8 @@ class Follower:
     def _is_served(self, row: LabelRow) -> bool:
         return self._versions.labels.get((row.space_id, row.name)) == row
 
-    async def _follow_row(self, row: LabelRow, *, retry_failed: bool) -> None:
-        if self._is_served(row):
-            acknowledged = self._acknowledged.get((row.space_id, row.name))
-            if acknowledged != (row.revision, row.version):  # it was lost, or another process sent it
-                await self._acknowledge(row, ok=True)
-        elif retry_failed or not self._history.has_failed(row):
-            await self._swap(row)
+    def _is_to_load(self, row: LabelRow) -> bool:
+        return row not in self._tried and not self._is_served(row)
 
     async def _fall_back(self, stable: LabelRow) -> None:
         """Serves the version that `stable` named here last, or before, when its own cannot be served at the start."""
@@ -269,12 +282,12 @@ class Follower:
             if not row.version or _is_same(row, stable):
                 continue
             try:
-                models = await self._spaces.models(row)
+                await self._spaces.load(row)
             except errors.AeencError as error:
                 log.warning("cannot fall back", version=row.version, reason=error.message)
                 continue
             if not self._versions.complete:  # otherwise the label has moved to a loaded version meanwhile
-                self._serve(replace(row, revision=0), models)
+                self._serve(replace(row, revision=0))
             return
 
     def show_readiness(self) -> None:
@@ -303,67 +316,45 @@ class Follower:
         else:
             self._readiness.serving()
 
-    async def _swap(self, row: LabelRow) -> None:
-        """Tries to serve a label's version, and the next one if the label moves meanwhile."""
-        wanted: LabelRow | None = row
-        while wanted is not None:
-            with _span_of(wanted):
-                wanted = await self._try(wanted)
-
-    async def _try(self, row: LabelRow) -> LabelRow | None:
-        """Tries to serve a label's version; returns its row where the label has moved meanwhile."""
+    async def _load(self, row: LabelRow) -> None:
+        """Loads what a row names, until another row overtakes it. A failure is recorded and acknowledged."""
         started = time.monotonic()
-        models: list[Model] = []
-        failure = ""
-        try:
-            models = await self._load(row)
-        except errors.AeencError as error:
-            failure = error.message
-        async with self._applying:
-            latest = await self._registry.label(row.space_id, row.name)
-            if latest is None:
-                return None
-            if _is_same(latest, row) and (models or failure):
-                if not self._is_served(latest):
-                    await self._conclude(latest, models, failure, time.monotonic() - started)
-                return None
-        if not _is_same(latest, row):
-            failure = failure or f"overtaken by revision {latest.revision} ({latest.version})"
-            self._history.record(row, time.monotonic() - started, failure)
-            tracing.failed()
-            await self._acknowledge(row, ok=False, reason=failure)
-        return latest
+        self._loading = (row, task := asyncio.ensure_future(self._spaces.load(row)))
+        with _span_of("load", row):
+            try:
+                await asyncio.wait([task])
+            finally:
+                task.cancel()
+                self._loading = None
+            self._load_s[row.version] = time.monotonic() - started
+            try:
+                _ = task.cancelled() or task.result()
+            except errors.AeencError as error:
+                tracing.failed()
+                async with self._applying:
+                    await self._refuse(row, error.message)
 
-    async def _load(self, row: LabelRow) -> list[Model]:
-        """Returns the row's models, loaded already or now; empty when the label moved away meanwhile."""
-        task = asyncio.ensure_future(self._spaces.models(row))
-        self._loading = (row, task)
-        try:
-            await asyncio.wait([task])
-        finally:
-            task.cancel()
-            self._loading = None
-        return [] if task.cancelled() else task.result()
-
-    async def _conclude(self, row: LabelRow, models: list[Model], failure: str, duration_s: float) -> None:
-        """Serves models under a label, or keeps what is served; records and acknowledges either.
+    async def _swap(self, row: LabelRow) -> None:
+        """Serves what a row names.
 
         What it acknowledges is on disk: a restart without the registry serves no version that was rolled back.
         """
-        self._history.record(row, duration_s, failure)
-        if models:
-            self._serve(row, models)
-            await self._save()
-        else:
-            tracing.failed()
-        await self._acknowledge(row, ok=bool(models), reason=failure)
+        self._history.record(row, self._load_s.pop(row.version, 0.0))
+        self._serve(row)
+        await self._save()
+        await self._acknowledge(row, ok=True)
+
+    async def _refuse(self, row: LabelRow, reason: str) -> None:
+        """Keeps what is served."""
+        self._history.record(row, self._load_s.pop(row.version, 0.0), reason)
+        await self._acknowledge(row, ok=False, reason=reason)
 
     async def _save(self) -> None:
         """Keeps what is served; until the first round has ended, beside what the last process served."""
         await self._state_file.save(self._versions, complete=self._stable is not None)
 
-    def _serve(self, row: LabelRow, models: list[Model]) -> None:
-        self._versions.serve(row, models)
+    def _serve(self, row: LabelRow) -> None:
+        self._versions.serve(row)
         self._versions.prefer(self._preferred)
         if self._readiness.state == "STARTING" and self._versions.complete:  # the other labels may load for long
             asyncio.get_running_loop().call_later(START_PATIENCE_S, self.show_readiness)
@@ -405,13 +396,14 @@ class Follower:
             for row in state.labels:
                 key = (row.space_id, row.name)
                 try:
-                    models = [] if key in self._versions.labels else await self._spaces.models(row)
+                    if key not in self._versions.labels:
+                        await self._spaces.load(row)
                 except errors.AeencError as error:
                     log.warning("a saved label cannot be served", label=row.name, reason=error.message)
                     failure = failure or error.message
                     continue
-                if models and key not in self._versions.labels:  # nor has an event had it served meanwhile
-                    self._serve(row, models)
+                if key not in self._versions.labels:  # nor has an event had it served meanwhile
+                    self._serve(row)
         finally:
             self._loader.known = {}
         if self._versions.complete:
@@ -425,6 +417,6 @@ def _is_same(row: LabelRow, other: LabelRow) -> bool:
     return (row.version, row.precision) == (other.version, other.precision)
 
 
-def _span_of(row: LabelRow) -> AbstractContextManager[tracing.Span]:
-    """Makes the span of a swap, within the trace of the call that moved the label."""
-    return tracing.span("swap", within=row.traceparent, label=row.name, version=row.version, revision=row.revision)
+def _span_of(step: str, row: LabelRow) -> AbstractContextManager[tracing.Span]:
+    """Makes the span of a load or swap, within the trace of the call that moved the label."""
+    return tracing.span(step, within=row.traceparent, label=row.name, version=row.version, revision=row.revision)

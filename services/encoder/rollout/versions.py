@@ -129,9 +129,12 @@ class Versions:
         digest = hashlib.blake2b(routing_key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64 < canary.share
 
-    def serve(self, row: LabelRow, models: Sequence[Model]) -> None:
-        """Serves the models of a label's versions. The assignment to the label is the swap."""
-        self.models |= {model.version: model for model in models}
+    def keep(self, model: Model) -> None:
+        """Keeps a model that a label is to name, until `drop_unnamed`."""
+        self.models[model.version] = model
+
+    def serve(self, row: LabelRow) -> None:
+        """Serves a label, whose models are kept. The assignment is the swap."""
         self.labels[row.space_id, row.name] = row
 
     def failing(self, computations: Collection[Computation] | None = None) -> str:
@@ -149,7 +152,7 @@ class Versions:
 
     def open_space(self, space_id: str, premises: Model) -> None:
         """Serves the premises of a space."""
-        self.models[premises.version] = premises
+        self.keep(premises)
         self.premise_versions[space_id] = premises.version
 
     def prefer(self, space_id: str) -> None:
