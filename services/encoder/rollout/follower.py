@@ -106,7 +106,8 @@ class Follower:
             self._readiness.starting(error.message)
         except Exception:  # the next round may go well
             log.exception("following the registry failed")
-        self._spawn(self._rounds())
+        wait_s, trouble = self._options.poll_s, "following the registry failed"
+        self._spawn(every(wait_s, self._round, trouble, wake=self._wake, tell=self._follows_nothing))
 
     async def stop(self) -> None:
         """Stops following and signs off."""
@@ -134,26 +135,16 @@ class Follower:
                 await self._apply_loaded()
                 last_event = seen
             except (errors.Unavailable, NewerFormat) as error:
-                self._fall_behind(f"following no labels: {error.message}")
+                self._follows_nothing(error.message)
                 await asyncio.sleep(RETRY_S)
             except Exception:  # following must survive any error
                 log.exception("following the registry failed")
                 await asyncio.sleep(RETRY_S)
             self._wake.set()
 
-    async def _rounds(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            retry_failed, self._retry_failed = self._retry_failed, False
-            try:
-                await self._apply(retry_failed=retry_failed)
-            except (errors.Unavailable, NewerFormat) as error:
-                self._fall_behind(f"following no labels: {error.message}")
-            except Exception:  # following must survive any error of one round
-                log.exception("following the registry failed")
-                await asyncio.sleep(RETRY_S)
-                self._wake.set()
+    async def _round(self) -> None:
+        retry_failed, self._retry_failed = self._retry_failed, False
+        await self._apply(retry_failed=retry_failed)
 
     async def _beat(self) -> None:
         with contextlib.suppress(errors.Unavailable):  # the outage is told where labels are followed
@@ -164,31 +155,14 @@ class Follower:
             self._acknowledged.clear()  # the registry did not know this encoder: it has no answer of it either
 
     async def _apply(self, *, retry_failed: bool) -> None:
-        """Runs one round: serves what the rows name, as far as the candidates pass."""
+        """Serves what the rows name, as far as the candidates pass."""
         preferred = self._options.space_id or await self._registry.checkpoints.default_space()
         if preferred is None:
             self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
             return
         self._preferred = preferred
         self._versions.prefer(preferred)
-        opened = set[str]()
-        if retry_failed:
-            self._tried.clear()
-        while True:
-            named = await self._apply_loaded()  # also what labels have moved to during the loads
-            if (why := self._newer.get((preferred, STABLE))) and not self._versions.complete:
-                raise NewerFormat(why)
-            rows = sorted(filter(None, named.values()), key=lambda row: (row.space_id != preferred, row.name != STABLE))
-            row = next((row for row in rows if row.space_id not in opened or self._is_to_load(row)), None)
-            if row is None:
-                break
-            if row.space_id not in opened:
-                opened.add(row.space_id)
-                if premises := await self._registry.checkpoints.space(row.space_id):
-                    await self._spaces.open(row.space_id, premises, retry_failed=retry_failed)
-            if self._is_to_load(row):
-                self._tried.add(row)
-                await self._load(row)
+        named = await self._load_all(preferred, retry_failed=retry_failed)
         space_id = self._versions.space_id or preferred
         if (space_id, STABLE) not in named:
             self._stable = None
@@ -204,6 +178,30 @@ class Follower:
         self._behind = next((f"{why}; the other labels are followed" for why in self._newer.values()), "")
         self._elsewhere = [space for space, name in named if space in others and name == STABLE]
         self.show_readiness()
+
+    async def _load_all(self, preferred: str, *, retry_failed: bool) -> Mapping[LabelKey, LabelRow | None]:
+        """Loads what the rows name, the default space and `stable` first; each is served once it is loaded.
+
+        Returns what `_apply_loaded` returns.
+        """
+        opened = set[str]()
+        if retry_failed:
+            self._tried.clear()
+        while True:
+            named = await self._apply_loaded()  # also what labels have moved to during the loads
+            if (why := self._newer.get((preferred, STABLE))) and not self._versions.complete:
+                raise NewerFormat(why)
+            rows = sorted(filter(None, named.values()), key=lambda row: (row.space_id != preferred, row.name != STABLE))
+            row = next((row for row in rows if row.space_id not in opened or self._is_to_load(row)), None)
+            if row is None:
+                return named
+            if row.space_id not in opened:
+                opened.add(row.space_id)
+                if premises := await self._registry.checkpoints.space(row.space_id):
+                    await self._spaces.open(row.space_id, premises, retry_failed=retry_failed)
+            if self._is_to_load(row):
+                self._tried.add(row)
+                await self._load(row)
 
     async def _apply_loaded(self) -> Mapping[LabelKey, LabelRow | None]:
         """Serves what the rows name if it is loaded, withdraws what they name no longer, ends loads they overtook.
@@ -262,6 +260,9 @@ class Follower:
             self._fall_behind(f"serving the last labels: {why}")
         else:
             self._readiness.starting(why)
+
+    def _follows_nothing(self, why: str) -> None:
+        self._fall_behind(f"following no labels: {why}")
 
     def _fall_behind(self, why: str) -> None:
         if self._versions.complete:
