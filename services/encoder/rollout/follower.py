@@ -212,21 +212,22 @@ class Follower:
             rows = await self._rows()
             named = {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
             await self._end_overtaken(named)
-            # First: what is acknowledged next is saved without these.
             if (self._versions.space_id or self._preferred, STABLE) in named:
                 self._withdraw_all_but(named)
             for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
-                if self._is_served(row):
-                    if self._acknowledged.get((row.space_id, row.name)) != (row.revision, row.version):
-                        await self._acknowledge(row, ok=True)  # it was lost, or another process sent it
-                elif self._spaces.has_loaded(row):
+                if not self._is_served(row) and self._spaces.has_loaded(row):
                     with _span_of("swap", row):
-                        await self._swap(row)
-            if (self._versions.space_id, STABLE) in named:
-                await self._save()
-                if self._stable is not None:  # otherwise the first round says when it is ready
-                    self._stable = named[self._versions.space_id, STABLE] or self._stable
-                    self.show_readiness()
+                        self._history.record(row, self._load_s.pop(row.version, 0.0))
+                        self._serve(row)
+            # First: after a restart without the registry no version is served whose rollback was acknowledged. Until
+            # the first round has ended, what the last process served is kept beside.
+            await self._state_file.save(self._versions, complete=self._stable is not None)
+            for row in filter(self._is_served, rows):
+                if self._acknowledged.get((row.space_id, row.name)) != (row.revision, row.version):
+                    await self._acknowledge(row, ok=True)  # now, or again: it was lost, or another process sent it
+            if self._stable is not None and (self._versions.space_id, STABLE) in named:  # else the first round says it
+                self._stable = named[self._versions.space_id, STABLE] or self._stable
+                self.show_readiness()
             return named
 
     async def _end_overtaken(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
@@ -335,24 +336,10 @@ class Follower:
                 async with self._applying:
                     await self._refuse(row, error.message)
 
-    async def _swap(self, row: LabelRow) -> None:
-        """Serves what a row names.
-
-        What it acknowledges is on disk: a restart without the registry serves no version that was rolled back.
-        """
-        self._history.record(row, self._load_s.pop(row.version, 0.0))
-        self._serve(row)
-        await self._save()
-        await self._acknowledge(row, ok=True)
-
     async def _refuse(self, row: LabelRow, reason: str) -> None:
         """Keeps what is served."""
         self._history.record(row, self._load_s.pop(row.version, 0.0), reason)
         await self._acknowledge(row, ok=False, reason=reason)
-
-    async def _save(self) -> None:
-        """Keeps what is served; until the first round has ended, beside what the last process served."""
-        await self._state_file.save(self._versions, complete=self._stable is not None)
 
     def _serve(self, row: LabelRow) -> None:
         self._versions.serve(row)

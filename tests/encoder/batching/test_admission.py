@@ -192,6 +192,18 @@ async def test_a_call_without_patience_does_not_overtake_a_stream_that_waits():
         pass
 
 
+async def test_a_small_batch_of_a_stream_does_not_overtake_a_large_one_that_waits():
+    gate, entered = admission(4000), []
+    async with held(gate, *[125] * 7, 50):
+        large = asyncio.create_task(enter(gate, 100, entered))
+        await asyncio.sleep(0)
+        small = asyncio.create_task(enter(gate, 50, entered))
+        await asyncio.sleep(0.05)
+        assert entered == [], "75 are free"
+    await asyncio.gather(large, small)
+    assert entered == [100, 50]
+
+
 async def enter(gate: Admission, tokens: int, entered: list[int]) -> None:
     async with gate.admitted("bulk", tokens, None, 20):
         entered.append(tokens)
