@@ -7,19 +7,20 @@ Loopback only, ends by itself. `--only PART` runs one part, `ARGS='--only swaps'
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import PATIENT, EncoderClient, errors
 from benchmarks.encoder.garbage import garbage
-from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import (
     DAMAGES,
     FOLDER,
@@ -32,7 +33,7 @@ from benchmarks.harness.checkpoints import (
 )
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.load import Calls, RawCalls, closed_loop, poisson, without_collector
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run_parts
 from benchmarks.harness.services import EncoderFleet, running_encoder
 from services.store.artifacts import Artifact, ArtifactStore
 
@@ -86,27 +87,34 @@ class CheckedCalls:
                 assert np.einsum("nd,nd->n", ours, theirs).max() < DIFFERENT, "variants cannot be told apart"
 
 
+@asynccontextmanager
+async def arriving(watched: CheckedCalls, rate: float, *, seed: int) -> AsyncIterator[None]:
+    """Calls at Poisson arrivals for as long as the block."""
+    stop = asyncio.Event()
+    load = asyncio.ensure_future(poisson(watched.send, rate, seconds=1e9, seed=seed, stop=stop))
+    yield
+    stop.set()
+    await load
+
+
 async def swaps(
     rows: Rows, fleet: EncoderFleet, watched: CheckedCalls, variants: Sequence[Artifact], rate: float, count: int
 ) -> None:
     """Many swaps under Poisson load: p99 in the windows that overlap one against the others."""
-    stop = asyncio.Event()
-    load = asyncio.ensure_future(poisson(watched.send, rate, seconds=1e9, seed=5, stop=stop))
-    await asyncio.sleep(SWAP_EVERY_S)
     spans, serving_s, resident = [], [], []
-    for number in range(count):
-        artifact = variants[number % len(variants)]
-        watched.forget(artifact.id)
-        begun = time.monotonic()
-        _, rollout = await fleet.point(artifact)
-        assert rollout.ok, rollout.reason
-        ended = time.monotonic()
-        await asyncio.sleep(max(begun + SWAP_EVERY_S - time.monotonic(), 0.5))
-        spans.append((begun, ended))
-        serving_s.append(watched.first_seen.get(artifact.id, np.inf) - begun)
-        resident.append(fleet.process.resident_mb())
-    stop.set()
-    await load
+    async with arriving(watched, rate, seed=5):
+        await asyncio.sleep(SWAP_EVERY_S)
+        for number in range(count):
+            artifact = variants[number % len(variants)]
+            watched.forget(artifact.id)
+            begun = time.monotonic()
+            _, rollout = await fleet.point(artifact)
+            assert rollout.ok, rollout.reason
+            ended = time.monotonic()
+            await asyncio.sleep(max(begun + SWAP_EVERY_S - time.monotonic(), 0.5))
+            spans.append((begun, ended))
+            serving_s.append(watched.first_seen.get(artifact.id, np.inf) - begun)
+            resident.append(fleet.process.resident_mb())
     during, without = _split(watched.calls, spans)
     p99_during, p99_without = (float(np.percentile(part, 99)) * 1e3 for part in (during, without))
     settled, last = statistics.median(resident[20:40] or resident), statistics.median(resident[-20:])
@@ -153,20 +161,16 @@ async def failing_loads(
     kinds = list(DAMAGES)
     bad = {kind: damaged(store, good, kind, number) for number, kind in enumerate(kinds)}
     watched.calls.rows.clear()
-    stop = asyncio.Event()
-    load = asyncio.ensure_future(poisson(watched.send, rate, seconds=1e9, seed=6, stop=stop))
     hidden, resident = [], []
-    space_id = good.meta["space_id"]
-    for number in range(count):
-        kind = kinds[number % len(kinds)]
-        _, rollout = await fleet.point(bad[kind], space_id=space_id)
-        shown = next(swap for swap in (await client.info()).swaps if swap.label.name == "stable")
-        if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
-            hidden.append(f"{kind}: {shown.reason.replace(str(store.root), '')}")
-        await asyncio.sleep(0.3)
-        resident.append(fleet.process.resident_mb())
-    stop.set()
-    await load
+    async with arriving(watched, rate, seed=6):
+        for number in range(count):
+            kind = kinds[number % len(kinds)]
+            _, rollout = await fleet.point(bad[kind], space_id=good.meta["space_id"])
+            shown = next(swap for swap in (await client.info()).swaps if swap.label.name == "stable")
+            if rollout.ok or shown.ok or reason_of(kind) not in shown.reason:
+                hidden.append(f"{kind}: {shown.reason.replace(str(store.root), '')}")
+            await asyncio.sleep(0.3)
+            resident.append(fleet.process.resident_mb())
     for artifact in bad.values():
         store.delete(FOLDER, artifact.id)
     disturbed = len(watched.calls.rows) - watched.calls.count("OK") + watched.wrong
@@ -203,41 +207,51 @@ async def overload(
     await load.close()
 
 
-async def main(options: argparse.Namespace) -> None:
-    """Runs all parts, or the one that was asked for."""
-    rows = Rows(f"encoder-soak-{options.only}" if options.only else "encoder-soak")
-    store = ArtifactStore(STORE)
-    base = base_checkpoint(store)
+def texts_of_all() -> list[str]:
+    """The candidates' texts, shuffled."""
     texts = [candidate.text for candidate in entailmentbank().candidates()]
     random.Random(0).shuffle(texts)
-    if options.only in {None, "overload"}:
-        async with running_encoder(store, base) as fleet:
-            await overload(rows, fleet, texts, size=32, times=10, bar=0.90, seconds=options.overload_s)
-            await overload(rows, fleet, texts, size=1, times=2, bar=0.75, seconds=options.overload_s)
-    if options.only in {None, "swaps"}:
-        async with running_encoder(store, base) as fleet:
-            variants = [variant(store, base, number) for number in range(1, VARIANTS + 1)]
-            clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
-            rates = [await closed_loop(clients, texts[:1024], callers=64, size=1) for _ in range(5)]
-            capacity = statistics.median(rates)
-            watched = CheckedCalls(clients, texts[:POOL], [base, *variants])
-            await failing_loads(rows, fleet, watched, store, variants[0], 0.3 * capacity, options.failing)
-            watched.calls.rows.clear()
-            await swaps(rows, fleet, watched, variants, 0.5 * capacity, options.swaps)
-            await asyncio.gather(*(client.channel.close() for client in clients))
-    if options.only in {None, "garbage"}:
-        async with running_encoder(store, base) as fleet:
-            await garbage(rows, fleet, options.fuzz_s)
-    rows.finish()
+    return texts
+
+
+async def overloads(rows: Rows, given: Any) -> None:
+    """Large calls and single texts."""
+    store, texts = ArtifactStore(STORE), texts_of_all()
+    async with running_encoder(store, base_checkpoint(store)) as fleet:
+        await overload(rows, fleet, texts, size=32, times=10, bar=0.90, seconds=given.overload_s)
+        await overload(rows, fleet, texts, size=1, times=2, bar=0.75, seconds=given.overload_s)
+
+
+async def loads(rows: Rows, given: Any) -> None:
+    """Versions that must not serve, then versions that do."""
+    store, texts = ArtifactStore(STORE), texts_of_all()
+    base = base_checkpoint(store)
+    async with running_encoder(store, base) as fleet:
+        variants = [variant(store, base, number) for number in range(1, VARIANTS + 1)]
+        clients = [fleet.client(timeout_s=10) for _ in range(CONNECTIONS)]
+        calls = [partial(client.encode, role="premise") for client in clients]
+        capacity = statistics.median([await closed_loop(calls, texts[:1024], callers=64, size=1) for _ in range(5)])
+        watched = CheckedCalls(clients, texts[:POOL], [base, *variants])
+        await failing_loads(rows, fleet, watched, store, variants[0], 0.3 * capacity, given.failing)
+        watched.calls.rows.clear()
+        await swaps(rows, fleet, watched, variants, 0.5 * capacity, given.swaps)
+        await asyncio.gather(*(client.channel.close() for client in clients))
+
+
+async def bad_input(rows: Rows, given: Any) -> None:
+    """Garbage."""
+    store = ArtifactStore(STORE)
+    async with running_encoder(store, base_checkpoint(store)) as fleet:
+        await garbage(rows, fleet, given.fuzz_s)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", choices=["overload", "swaps", "garbage"], help="one part; its results get a name of their own"
+    run_parts(
+        "encoder-soak",
+        __doc__,
+        {"overload": overloads, "swaps": loads, "garbage": bad_input},
+        swaps={"type": int, "default": 200},
+        failing={"type": int, "default": 50},
+        overload_s={"type": float, "default": 60.0},
+        fuzz_s={"type": float, "default": 600.0},
     )
-    parser.add_argument("--swaps", type=int, default=200)
-    parser.add_argument("--failing", type=int, default=50)
-    parser.add_argument("--overload-s", type=float, default=60.0)
-    parser.add_argument("--fuzz-s", type=float, default=600.0)
-    run(main(parser.parse_args()))

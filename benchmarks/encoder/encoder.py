@@ -10,18 +10,17 @@ import asyncio
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from aeenc import EncoderClient
-from benchmarks.harness.baselines import BareOnnxruntime, Echo, SentenceTransformers, run
+from benchmarks.harness.baselines import BareOnnxruntime, Echo, SentenceTransformers
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, int8_checkpoint, variant
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.load import closed_loop
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.load import closed_loop, times_ms
+from benchmarks.harness.rows import Rows, run
 from benchmarks.harness.services import EncoderFleet, running_encoder
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
@@ -29,6 +28,7 @@ from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
 ROUNDS = 5
 TEXTS = 2048  # three seconds a pass, so that its ragged end weighs little
 CONNECTIONS = 4
+SAME = 0.99999  # cosine of a text alone to itself in a batch
 
 
 async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: ArtifactStore, texts: Sequence[str]) -> None:
@@ -40,16 +40,17 @@ async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: Artifac
         file.flush()
         st = SentenceTransformers(find_base_model(DEFAULT_NAME))
         async with running_encoder(store, base) as fp32, running_encoder(store, base, gated, precision="int8") as int8:
-            fp32_clients = [fp32.client(retry=True) for _ in range(CONNECTIONS)]
-            int8_clients = [int8.client(retry=True) for _ in range(CONNECTIONS)]
+            clients = [fleet.client(retry=True) for fleet in (fp32, int8) for _ in range(CONNECTIONS)]
+            premises = [partial(client.encode, role="premise") for client in clients[:CONNECTIONS]]
+            queries = [client.encode for client in clients[CONNECTIONS:]]
             for _ in range(ROUNDS):
                 rates["bare"].append(max(bare.rates(texts).values()))
-                rates["8 x 32"].append(await closed_loop(fp32_clients, texts, callers=8, size=32))
-                rates["64 x 1"].append(await closed_loop(fp32_clients, texts, callers=64, size=1))
-                rates["int8"].append(await closed_loop(int8_clients, texts, callers=8, size=32, role="query"))
+                rates["8 x 32"].append(await closed_loop(premises, texts, callers=8, size=32))
+                rates["64 x 1"].append(await closed_loop(premises, texts, callers=64, size=1))
+                rates["int8"].append(await closed_loop(queries, texts, callers=8, size=32))
                 rates["st"].append(st.rate(Path(file.name)))
-            info = await int8_clients[0].info()
-            await asyncio.gather(*(client.channel.close() for client in (*fp32_clients, *int8_clients)))
+            info = await clients[-1].info()
+            await asyncio.gather(*(client.channel.close() for client in clients))
         st.close()
 
     def ratio(name: str, baseline: str) -> float:
@@ -67,28 +68,17 @@ async def throughput(rows: Rows, base: Artifact, gated: Artifact, store: Artifac
 
 
 async def latency(rows: Rows, fleet: EncoderFleet, base: Artifact, texts: Sequence[str]) -> None:
-    """One caller, one text: what the service adds to the model and to an empty call.
-
-    The three take turns, so that each finds the processor as the others leave it: a model run empties its caches.
-    """
+    """One caller, one text: what the service adds to the model, which empties the processor's caches, and to a call."""
     bare, client = BareOnnxruntime(base.path), fleet.client(retry=True)
-    seconds: dict[str, list[float]] = {"encode": [], "model": [], "echo": []}
     async with Echo() as echo:
-
-        async def timed(name: str, work: Awaitable[object] | None) -> None:
-            begun = time.perf_counter()
-            if work is None:
-                bare.one(text)
-            else:
-                await work
-            seconds[name].append(time.perf_counter() - begun)
-
-        for text in texts[:1200]:
-            await timed("encode", client.encode([text], role="premise"))
-            await timed("model", None)
-            await timed("echo", echo.call())
+        calls: dict[str, Callable[[str], object]] = {
+            "encode": lambda text: client.encode([text], role="premise"),
+            "model": bare.one,
+            "echo": lambda _: echo.call(),
+        }
+        took = await times_ms(calls, texts[:1200])
     await client.channel.close()
-    medians = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+    medians = {name: statistics.median(found) for name, found in took.items()}
     added = medians["encode"] - medians["model"] - medians["echo"]
     baseline = ", ".join(f"{name} {value:.3f}" for name, value in medians.items())
     rows.at_most("one caller, one text: p50 over the model and an echo", added, "ms", 0.7, baseline)
@@ -107,10 +97,9 @@ async def footprint(rows: Rows, fleet: EncoderFleet, store: ArtifactStore, base:
     rows.add("torch in the process", has_torch, "", "False", not has_torch)
 
 
-async def invariance(
-    rows: Rows, client: EncoderClient, texts: Sequence[str], precision: str, bar: float | None
-) -> None:
+async def invariance(rows: Rows, fleet: EncoderFleet, texts: Sequence[str], precision: str) -> None:
     """The same text alone, and in batches of every kind."""
+    client = fleet.client(retry=True)
     alone = np.concatenate([(await client.encode([text])).vectors for text in texts])
     rng = random.Random(7)
     worst = 1.0
@@ -121,11 +110,9 @@ async def invariance(
         for part, answer in zip(parts, answers, strict=True):
             assert answer.precision == precision
             worst = min(worst, float(np.einsum("nd,nd->n", answer.vectors, alone[part]).min()))
+    await client.channel.close()
     name = f"{precision} batch invariance: least cosine alone to in a batch"
-    if bar is None:
-        rows.note(name, worst, "cosine")
-    else:
-        rows.at_least(name, worst, "cosine", bar)
+    rows.at_least(name, worst, "cosine", SAME)
 
 
 async def main() -> None:
@@ -138,15 +125,11 @@ async def main() -> None:
     random.Random(0).shuffle(texts)
     async with running_encoder(store, base) as fleet:
         await latency(rows, fleet, base, texts)
-        client = fleet.client(retry=True)
-        await invariance(rows, client, texts[:256], "float32", 0.99999)
-        await client.channel.close()
+        await invariance(rows, fleet, texts[:256], "float32")
     async with running_encoder(store, base) as fleet:
         await footprint(rows, fleet, store, base)
     async with running_encoder(store, base, gated, precision="int8") as fleet:
-        client = fleet.client(retry=True)
-        await invariance(rows, client, texts[:256], "int8", 0.99999)
-        await client.channel.close()
+        await invariance(rows, fleet, texts[:256], "int8")
     await throughput(rows, base, gated, store, texts[:TEXTS])
     rows.finish()
 

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import math
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +29,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn, optim
 
 from aeenc.errors import AeencError
 from benchmarks.encoder.gpu_encoders import (
@@ -38,10 +43,17 @@ from benchmarks.encoder.gpu_encoders import (
     sentence_transformers,
     tokenizer_of,
 )
-from benchmarks.encoder.made_model import make_model, make_texts
-from benchmarks.encoder.training_steps import seconds_a_step
 from benchmarks.harness.rows import Rows
 from services.trainer.jobs.files import Precision
+from services.trainer.jobs.job import JobConfig
+from services.trainer.jobs.training_set import Example, TrainingSet
+from services.trainer.models.batches import Batches
+from services.trainer.models.space import SpaceSpec, pad_id_of
+from services.trainer.train.data import FrozenVectors, Premises, Queries
+from services.trainer.train.encoder import Encoders, load_encoder
+from services.trainer.train.loop import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
+from services.trainer.train.losses import full_corpus_softmax
+from services.trainer.train.objectives import CorpusObjective, LossData
 
 LEAST = 1.5
 FARTHEST = 1e-5  # 1 - cosine of float32 on the card to float32 on the CPU
@@ -49,6 +61,113 @@ ALIKE = 0.99  # the least cosine of an encoder in half precision to ours
 SIDE, PRODUCTS = 8192, 20  # of the matrix products that say what the card can do
 PREMISES, QUERIES, BATCH = 16_041, 2_048, 32  # of training: EntailmentBank's premises, the default batch
 COMPARED = 512  # texts in float32
+
+
+# Words of a text, and texts, by kind.
+SIZES = {"facts": ((8, 24), 16_384), "paragraphs": ((90, 110), 4_096)}
+WORDS = [
+    f"{a}{b}{c}{d}"
+    for a in ("ba", "ce", "di", "fo", "gu")
+    for b in "lmnrst"
+    for c in ("a", "er", "ing", "s")
+    for d in ("", "ton")
+]
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MODEL_TOKENS = 512
+
+
+def make_texts(share: float = 1.0) -> dict[str, list[str]]:
+    """Texts by kind, whose words follow Zipf's distribution. `share` of their number."""
+    rng = random.Random(0)
+    weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
+    return {
+        kind: [" ".join(rng.choices(WORDS, weights, k=rng.randint(*words))) for _ in range(max(8, int(count * share)))]
+        for kind, (words, count) in SIZES.items()
+    }
+
+
+def make_model(directory: Path, shape: Mapping[str, int] = MINILM) -> Path:
+    """Writes the model and its tokenizer as a sentence-transformers directory."""
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=2_000, special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(WORDS, trainer)
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MODEL_TOKENS, **names).save_pretrained(
+        directory
+    )
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=30_522, **shape)
+    BertModel(config, add_pooling_layer=False).save_pretrained(directory)
+    pooling = directory / "1_Pooling"
+    pooling.mkdir(exist_ok=True)
+    wanted = {"word_embedding_dimension": shape["hidden_size"], "pooling_mode_mean_tokens": True}
+    (pooling / "config.json").write_text(json.dumps(wanted))
+    package = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    return directory
+
+
+WARM_UP = 5  # steps
+
+
+def seconds_a_step(
+    model: Path, where: str, precision: Precision, texts: Sequence[str], *, premises: int, batch_size: int
+) -> float:
+    """The median seconds of a step: encode, softmax over all premises, backward, clip, AdamW.
+
+    The matrix of premises, (premises, dim) float32, is on the device.
+    """
+    device, rng = torch.device(where), np.random.default_rng(0)
+    spec = SpaceSpec.of(model, max_tokens=MAX_TOKENS, query_prefix="", premise_prefix="")
+    vectors = nn.functional.normalize(torch.from_numpy(rng.standard_normal((premises, spec.dim), np.float32)), dim=1)
+    examples = [
+        Example(
+            text,
+            positives=rng.choice(premises, 3, replace=False),
+            refused=rng.choice(premises, 20, replace=False),
+            **dict.fromkeys(("excluded", "contradicted", "neutral"), np.array([], dtype=np.int64)),
+            grades=np.ones(3),
+        )
+        for text in texts
+    ]
+    data = TrainingSet(examples, outside=[], excluded=np.zeros(premises, dtype=bool), dropped_for={})
+    batches = Batches.of(model, spec, pad_id_of(model))
+    encoders = Encoders(load_encoder(model, spec).to(device))
+    described = LossData(
+        full_corpus_softmax,
+        data,
+        Queries(data, batches, "", device, pretrained=None, weight=0.0, precision=precision),
+        Premises(FrozenVectors(vectors.numpy(), device=device)),
+        JobConfig("made-up", (), batch_size=batch_size),
+    )
+    objective = CorpusObjective(described)
+    learner = Learner(encoders, objective).train()
+    optimizer = optim.AdamW(learner.parameters(), lr=1e-5, weight_decay=WEIGHT_DECAY)
+    seconds: list[float] = []
+    for units in objective.batches(rng, batch_size):
+        begun = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = learner(units, units)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(learner.parameters(), MAX_GRADIENT_NORM)
+        if not math.isfinite(float(loss.detach())) or not math.isfinite(
+            float(norm)
+        ):  # waits, as the trainer's loop does
+            raise FloatingPointError(f"step {len(seconds) + 1} is not finite")
+        optimizer.step()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[WARM_UP:])
 
 
 @dataclass(frozen=True)

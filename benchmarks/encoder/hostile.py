@@ -33,9 +33,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aeenc import AsyncClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc, types_pb2
-from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE, base_checkpoint
-from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.rows import ROOT, Rows, run
 from benchmarks.harness.services import running_encoder, running_index
 from benchmarks.house.scan_rpcs import LOST
 from services.encoder.runtime.thread_priority import WORKER

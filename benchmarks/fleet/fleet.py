@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -22,12 +21,11 @@ from pathlib import Path
 
 from aeenc import Channel, IndexClient, errors
 from aeenc.v1 import types_pb2
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run_parts
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder, vector_of
 from support.service_process import ServiceProcess
 from support.waiting import until
 
-PARTS = ("activations", "races", "builds")
 CORPUS = "science"
 CALLERS, ACTIVATIONS, NEW_CORPORA, PAUSE_S = 32, 200, 10, 0.02
 RACES = 1000
@@ -113,7 +111,7 @@ class Load:
             await asyncio.sleep(PAUSE_S)
 
 
-async def activations(rows: Rows) -> None:
+async def activations(rows: Rows, _: object) -> None:
     """An answer between an acknowledgement and the beginning of the next activation must be of its generation."""
     async with running(3) as fleet:
         clients, load, acknowledged, took = fleet.clients, Load(fleet), [], []
@@ -154,7 +152,7 @@ async def activations(rows: Rows) -> None:
     rows.note("an activation, median", statistics.median(took), "s", max(took))
 
 
-async def races(rows: Rows) -> None:
+async def races(rows: Rows, _: object) -> None:
     """Two replicas, two callers that expect the same generation and want different ones."""
     async with running(2, look_s=0.05) as fleet:
         ids = [(await fleet.clients[0].build(CORPUS, premises(40 + n), activate=n == 0)).id for n in range(3)]
@@ -214,7 +212,7 @@ async def take_over(count: int) -> TakenOver:
     return TakenOver(is_whole, encoded, again, took_s)
 
 
-async def builds(rows: Rows) -> None:
+async def builds(rows: Rows, _: object) -> None:
     """A replica that dies while it builds."""
     done = await take_over(PREMISES)
     kept = 1 - done.again / done.encoded
@@ -232,17 +230,5 @@ def _builds(process: ServiceProcess) -> bool:
     return False
 
 
-def main() -> None:
-    """Runs the parts and ends the process; exit status 1 when a claim does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part; its results get a name of their own")
-    options = parser.parse_args()
-    rows = Rows(f"fleet-{options.only}" if options.only else "fleet")
-    parts = {"activations": activations, "races": races, "builds": builds}
-    for name in [options.only] if options.only else PARTS:
-        asyncio.run(parts[name](rows))
-    rows.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_parts("fleet", __doc__, {"activations": activations, "races": races, "builds": builds})

@@ -35,9 +35,8 @@ import numpy as np
 from aeenc import Retry
 from benchmarks.fleet.backups import backups
 from benchmarks.fleet.writers import LABELS, Look, Writers
-from benchmarks.harness.baselines import run
 from benchmarks.harness.fleet import CORPUS, PREMISES, SERVICES, Fleet, running_fleet
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run_parts
 from support.servers.replicated_redis import ReplicatedRedis
 from support.servers.s3_server import s3_server
 from support.service_process import ServiceProcess
@@ -305,23 +304,13 @@ def growth(sizes: Sequence[float]) -> float:
     return statistics.mean(sizes[-third:]) / statistics.mean(sizes[third:-third]) - 1
 
 
-PARTS = {"faults": faults, "backups": backups, "retention": retention}
-
-
-def main() -> None:
-    """Runs all parts, or the one that was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part; its results get a name of their own")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of the parts faults and retention")
-    parser.add_argument("--rounds", type=int, default=5, help="of the part backups")
-    parser.add_argument("--s3", action="store_true", help="the artifacts of faults lie in a bucket of moto's server")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    rows = Rows(f"promises-{given.only}" if given.only else "promises")
-    for name in [given.only] if given.only else PARTS:
-        run(PARTS[name](rows, given))
-    rows.finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(
+        "promises",
+        __doc__,
+        {"faults": faults, "backups": backups, "retention": retention},
+        minutes={"type": float, "default": 30.0, "help": "of the parts faults and retention"},
+        rounds={"type": int, "default": 5, "help": "of the part backups"},
+        s3={"action": "store_true", "help": "the artifacts of faults lie in a bucket of moto's server"},
+        seed={"type": int, "default": 1},
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import site
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from benchmarks.harness.checkpoints import session, sorted_batches, tokenizer_of
-from benchmarks.harness.rows import ROOT
+from benchmarks.harness.rows import ROOT, run
 from tools.pinned_venv import PinnedVenv
 
 PACKAGE = "sentence-transformers==6.2.0"
@@ -159,11 +158,3 @@ def serve_echo(answer_bytes: int) -> None:
         await server.wait_for_termination()
 
     run(serve())
-
-
-def run(coroutine: Any) -> Any:
-    """Runs a benchmark's coroutine on uvloop, as the services do."""
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(coroutine)

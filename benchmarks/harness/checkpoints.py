@@ -7,6 +7,7 @@ are made once and kept between runs.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ FOLDER = "checkpoints"
 STORE = ROOT / ".aeenc" / "bench" / "encoder" / "artifacts"
 BATCH = 32
 
-Change = Callable[[Path, dict[str, Any]], None]
+Change = Callable[[Path, dict[str, Any]], object]
 
 
 def session(path: Path, *, threads: int = 1, spinning: bool = False) -> ort.InferenceSession:
@@ -181,14 +182,16 @@ def _set_values(tensor: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> 
 
 def damaged(store: ArtifactStore, source: Artifact, kind: str, number: int) -> Artifact:
     """A copy of `source` with one damage of `kind`; the caller removes it."""
-    before, after, _ = DAMAGES[kind]
+    is_before, damage, _ = DAMAGES[kind]
     meta: dict[str, Any] = {**source.meta, "lineage": {"damage": kind, "number": number}}
     with store.writer("checkpoint", FOLDER) as writer:
         for name in source.files:
             shutil.copyfile(source.file(name), writer.path / name)
-        before(writer.path, meta)
+        if is_before:
+            damage(writer.path, meta)
         artifact = writer.commit(meta, id_prefix="q")
-    after(artifact.path, meta)
+    if not is_before:
+        damage(artifact.path, meta)
     return artifact
 
 
@@ -197,25 +200,12 @@ def reason_of(kind: str) -> str:
     return DAMAGES[kind][2]
 
 
-def _nothing(_path: Path, _meta: dict[str, Any]) -> None:
-    """Changes nothing: a damage happens either before the manifest is written or after."""
-
-
-def _truncate(path: Path, _meta: dict[str, Any]) -> None:
-    model = path / "model.onnx"
-    model.write_bytes(model.read_bytes()[:-1000])
-
-
 def _flip(path: Path, _meta: dict[str, Any]) -> None:
     with (path / "model.onnx").open("r+b") as file:
         file.seek(50_000_000)
         byte = file.read(1)
         file.seek(50_000_000)
         file.write(bytes([byte[0] ^ 1]))
-
-
-def _lose(path: Path, _meta: dict[str, Any]) -> None:
-    (path / "tokenizer.json").unlink()
 
 
 def _nan(path: Path, _meta: dict[str, Any]) -> None:
@@ -231,26 +221,22 @@ def _huge(path: Path, _meta: dict[str, Any]) -> None:
     _change_tensor(path / "model.onnx", path / "model.onnx", declare)
 
 
-def _other_dimension(_path: Path, meta: dict[str, Any]) -> None:
-    meta["dim"] = 768
-
-
-def _other_space(_path: Path, meta: dict[str, Any]) -> None:
-    meta["space_id"] = meta["space_id"][:-4] + "0000"
-
-
-def _pickle(path: Path, _meta: dict[str, Any]) -> None:
-    (path / "pytorch_model.bin").write_bytes(b"\x80\x04\x95not to be read")
-
-
-# kind: the change before the manifest is written, the one after it, words of the encoder's reason
-DAMAGES: dict[str, tuple[Change, Change, str]] = {
-    "truncated file": (_nothing, _truncate, "bytes, its manifest says"),
-    "flipped byte": (_nothing, _flip, "sha256"),
-    "NaN weights": (_nan, _nothing, "not finite"),
-    "wrong dimension": (_other_dimension, _nothing, "has 768 dimensions"),
-    "wrong space": (_other_space, _nothing, "is of space"),
-    "pickle": (_pickle, _nothing, "does not belong in a checkpoint"),
-    "huge tensor": (_huge, _nothing, "declares a tensor of"),
-    "missing file": (_nothing, _lose, "is missing"),
+# kind: whether the change comes before the manifest is written, the change, words of the encoder's reason
+DAMAGES: dict[str, tuple[bool, Change, str]] = {
+    "truncated file": (
+        False,
+        lambda path, _: os.truncate(path / "model.onnx", (path / "model.onnx").stat().st_size - 1000),
+        "bytes, its manifest says",
+    ),
+    "flipped byte": (False, _flip, "sha256"),
+    "NaN weights": (True, _nan, "not finite"),
+    "wrong dimension": (True, lambda _, meta: meta.update(dim=768), "has 768 dimensions"),
+    "wrong space": (True, lambda _, meta: meta.update(space_id=meta["space_id"][:-4] + "0000"), "is of space"),
+    "pickle": (
+        True,
+        lambda path, _: (path / "pytorch_model.bin").write_bytes(b"\x80\x04\x95not to be read"),
+        "does not belong in a checkpoint",
+    ),
+    "huge tensor": (True, _huge, "declares a tensor of"),
+    "missing file": (False, lambda path, _: (path / "tokenizer.json").unlink(), "is missing"),
 }

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
+from typing import Any
 
 import grpc
 import numpy as np
 
-from aeenc import EncoderClient
-from aeenc.calls.encoding import EncodeOptions, Role
+from aeenc.calls.encoding import EncodeOptions
 
 
 @dataclass
@@ -80,14 +82,8 @@ class RawCalls:
 
     async def capacity(self, callers: int, seconds: float) -> float:
         """Texts a second of callers that wait for their answers."""
-        begun = time.monotonic()
-        before = self.calls.texts()
-
-        async def caller() -> None:
-            while time.monotonic() - begun < seconds:
-                await self.send()
-
-        await asyncio.gather(*(caller() for _ in range(callers)))
+        begun, before = time.monotonic(), self.calls.texts()
+        await rate_of(lambda _: self.send(), callers, seconds)
         return (self.calls.texts() - before) / (time.monotonic() - begun)
 
     async def close(self) -> None:
@@ -95,26 +91,49 @@ class RawCalls:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
 
-async def closed_loop(
-    clients: Sequence[EncoderClient],
-    texts: Sequence[str],
-    *,
-    callers: int,
-    size: int,
-    passes: int = 1,
-    role: Role = "premise",
-) -> float:
-    """Texts a second of `callers` that share `texts`, each sending `size` and waiting for the answer."""
-    parts = [texts[start : start + size] for start in range(0, len(texts), size)] * passes
-    waiting = iter(parts)
+async def rate_of(call: Callable[[int], Awaitable[object]], callers: int, seconds: float) -> float:
+    """Calls a second of `callers` that wait for their answers; each call gets the next number, from 0."""
+    begun, numbers, done = time.monotonic(), itertools.count(), 0
 
-    async def caller(client: EncoderClient) -> None:
+    async def caller() -> None:
+        nonlocal done
+        while time.monotonic() - begun < seconds:
+            await call(next(numbers))
+            done += 1
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return done / (time.monotonic() - begun)
+
+
+async def closed_loop(
+    calls: Sequence[Callable[[Sequence[str]], Awaitable[object]]], texts: Sequence[str], *, callers: int, size: int
+) -> float:
+    """Texts a second of `callers` that share `texts`, each sending `size` by one of `calls`, and waits."""
+    waiting = iter([texts[start : start + size] for start in range(0, len(texts), size)])
+
+    async def caller(call: Callable[[Sequence[str]], Awaitable[object]]) -> None:
         for part in waiting:
-            await client.encode(part, role=role)
+            await call(part)
 
     started = time.monotonic()
-    await asyncio.gather(*(caller(clients[n % len(clients)]) for n in range(callers)))
-    return sum(map(len, parts)) / (time.monotonic() - started)
+    await asyncio.gather(*(caller(calls[n % len(calls)]) for n in range(callers)))
+    return len(texts) / (time.monotonic() - started)
+
+
+async def times_ms(calls: Mapping[str, Callable[[Any], object]], over: Iterable[Any]) -> dict[str, list[float]]:
+    """The milliseconds of each call, awaited or not, with one thing after another.
+
+    The calls take turns, so that each finds the processor as the others leave it.
+    """
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    for one in over:
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            answer = call(one)
+            if isawaitable(answer):
+                await answer
+            took[name].append(1000 * (time.perf_counter() - begun))
+    return took
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,35 @@ class Rows:
     def finish(self) -> None:
         """Ends the process; exit status 1 when a claim does not hold."""
         sys.exit(0 if all(row.ok for row in self._rows) else 1)
+
+
+def run(coroutine: Any) -> Any:
+    """Runs a benchmark's coroutine on uvloop, as the services do."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(coroutine)
+
+
+def run_parts(
+    name: str, doc: str | None, parts: Mapping[str, Callable[[Rows, Any], Any]], **options: Mapping[str, Any]
+) -> None:
+    """The command of a benchmark: runs all parts, or those that `--only` names, and ends the process.
+
+    A part takes the rows and the options, and may be a coroutine. `options` are argparse's, by name.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told = "some parts; their results get a name of their own"
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help=told)
+    for option, how in options.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", **how)
+    given = parser.parse_args()
+    rows = Rows.of(name, given.only, parts)
+    for part in filter(given.only.__contains__, parts):
+        done = parts[part](rows, given)
+        if asyncio.iscoroutine(done):
+            run(done)
+    rows.finish()
 
 
 def _short(value: Any) -> str:

@@ -38,9 +38,8 @@ from aeenc.v1 import (
     trainer_pb2_grpc,
     types_pb2,
 )
-from benchmarks.harness.baselines import run
 from benchmarks.harness.fleet import NAMESPACE, SERVICES, Fleet, running_fleet
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run
 from benchmarks.scale.distributed import anonymous_bytes
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.evaluation.evaluator import MAX_GOLD, MAX_QUERIES

@@ -22,9 +22,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aeenc.oracle import Oracle, Task
-from benchmarks.harness.baselines import run
 from benchmarks.harness.fleet import CORPUS, Fleet, running_fleet
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run
 from benchmarks.house.scan_rpcs import scan_rpcs
 from benchmarks.house.scan_sdk import scan_sdk
 from benchmarks.house.scan_values import Scanned

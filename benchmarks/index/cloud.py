@@ -1,15 +1,23 @@
-"""Vectors of a large corpus: real facts, over and over, each time with other noise; queries are real hypotheses."""
+"""A large corpus of made-up vectors, and its searches: how many of the true nearest they find, and how fast.
+
+Vectors are those of real facts, over and over, each time with other noise; queries are real hypotheses. Premises are
+p0, p1 …
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc import AsyncClient
 from benchmarks.harness.checkpoints import STORE, base_checkpoint, embedded
 from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.load import rate_of
+from benchmarks.index.stand_in_encoder import SPACE
 from services.store.artifacts import ArtifactStore
 
 Matrix = NDArray[np.float32]
@@ -45,3 +53,40 @@ class Cloud:
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         self.seconds += time.perf_counter() - started
         return rows
+
+
+AT_ONCE = 64  # queries in a call
+
+
+async def measured_recall(
+    client: AsyncClient,
+    corpus: str,
+    queries: NDArray[np.float32],
+    truth: Sequence[NDArray[np.int64]],
+    k: int,
+    splits: Sequence[str] = (),
+) -> float:
+    """The share of the true k nearest (ordinals for each query) that are found under a filter by splits."""
+    hits = 0
+    for start in range(0, len(queries), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        answer = await client.index.search(corpus, queries[part], space_id=SPACE, k=k, splits=splits)
+        for ids, true in zip(answer.ids, truth[part], strict=True):
+            hits += len({f"p{n}" for n in true.tolist()} & set(ids))
+    return hits / k / len(queries)
+
+
+async def measured_rate(
+    client: AsyncClient,
+    corpus: str,
+    queries: NDArray[np.float32],
+    k: int,
+    callers: int,
+    seconds: float,
+    *,
+    exclude: Sequence[str] = (),
+    splits: Sequence[str] = (),
+) -> float:
+    """Queries a second of callers that wait for their answers, one query a call, under a filter."""
+    search = partial(client.index.search, corpus, space_id=SPACE, k=k, exclude=exclude, splits=splits)
+    return await rate_of(lambda number: search(queries[number % len(queries)][None]), callers, seconds)

@@ -25,12 +25,10 @@ from numpy.typing import NDArray
 
 from aeenc import AsyncClient
 from aeenc.v1 import types_pb2
-from benchmarks.harness.baselines import run
 from benchmarks.harness.checkpoints import STORE
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run
 from benchmarks.harness.services import IndexFleet, running_index
-from benchmarks.index import searching
-from benchmarks.index.cloud import Cloud, Matrix
+from benchmarks.index.cloud import Cloud, Matrix, measured_rate, measured_recall
 from benchmarks.index.stand_in_encoder import SPACE, StandInEncoder
 from services.corpus.generation import VECTORS, folder_of
 from services.index.dense.exact import SCAN_ROWS, FlatIndex
@@ -89,11 +87,11 @@ async def large(rows: Rows, count: int) -> None:
                 rows.at_most(f"{name}: start to SERVING", index.process.starting_s, "s", 3)
                 rows.at_least(
                     f"{name}: recall@10, real queries",
-                    await searching.recall(client, CORPUS, queries, truth, K),
+                    await measured_recall(client, CORPUS, queries, truth, K),
                     "",
                     0.98,
                 )
-                rate = await searching.rate(client, CORPUS, queries, K, CALLERS, LOAD_S)
+                rate = await measured_rate(client, CORPUS, queries, K, CALLERS, LOAD_S)
                 bar = 20 if count >= MILLION else 0  # a short scan is hard to beat
                 rows.at_least(f"{name}: {CALLERS} callers over a single exact scan", rate / scans, "x", bar, scans)
                 rows.note(f"{name}: queries a second, {CALLERS} callers", rate, "1/s")

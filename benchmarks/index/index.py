@@ -13,6 +13,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import faiss
@@ -20,13 +21,13 @@ import grpc
 import numpy as np
 import psutil
 
-from aeenc import EncoderClient, IndexClient, vectors
+from aeenc import EncoderClient, vectors
 from aeenc.v1 import index_pb2, types_pb2
-from benchmarks.harness.baselines import Echo, run
+from benchmarks.harness.baselines import Echo
 from benchmarks.harness.checkpoints import STORE, base_checkpoint
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.load import closed_loop
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.load import closed_loop, rate_of, times_ms
+from benchmarks.harness.rows import Rows, run
 from benchmarks.harness.services import EncoderFleet, IndexFleet, premises_of, running_encoder, running_index
 from services.corpus.generation import open_generation
 from services.store.artifacts import ArtifactStore
@@ -46,18 +47,8 @@ async def calls_per_second(target: str, method: str, requests: Sequence[bytes]) 
     """Calls a second of CALLERS that wait for their answers, with messages made ready beforehand."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(CONNECTIONS)]
-    done, begun = 0, time.monotonic()
-
-    async def caller(number: int) -> None:
-        nonlocal done
-        call, position = channels[number % CONNECTIONS].unary_unary(method), number
-        while time.monotonic() - begun < SECONDS:
-            await call(requests[position % len(requests)])
-            position += CALLERS
-            done += 1
-
-    await asyncio.gather(*(caller(number) for number in range(CALLERS)))
-    rate = done / (time.monotonic() - begun)
+    calls = [channel.unary_unary(method) for channel in channels]
+    rate = await rate_of(lambda n: calls[n % CONNECTIONS](requests[n % len(requests)]), CALLERS, SECONDS)
     await asyncio.gather(*(channel.close() for channel in channels))
     return rate
 
@@ -154,20 +145,17 @@ async def latency(rows: Rows, index: IndexFleet, matrix: Matrix, queries: Matrix
     """One caller: what the service adds to FAISS and to an empty call of the same sizes. The three take turns."""
     flat = faiss_flat(matrix)
     requests = search_requests(queries, space_id, K)
-    seconds: dict[str, list[float]] = {"search": [], "faiss": [], "echo": []}
     async with grpc.aio.insecure_channel(index.process.target) as channel:
         search = channel.unary_unary(SEARCH)
         async with Echo(len(await search(requests[0]))) as echo, grpc.aio.insecure_channel(echo.target) as other:
             empty = other.unary_unary(Echo.METHOD)
-            for row, request in enumerate(requests):
-                for name, call in (("search", search), ("echo", empty)):
-                    begun = time.perf_counter()
-                    await call(request)
-                    seconds[name].append(time.perf_counter() - begun)
-                begun = time.perf_counter()
-                flat(queries[row : row + 1])
-                seconds["faiss"].append(time.perf_counter() - begun)
-    medians = {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
+            calls: dict[str, Callable[[int], object]] = {
+                "search": lambda row: search(requests[row]),
+                "echo": lambda row: empty(requests[row]),
+                "faiss": lambda row: flat(queries[row : row + 1]),
+            }
+            took = await times_ms(calls, range(len(requests)))
+    medians = {name: statistics.median(found) for name, found in took.items()}
     added = medians["search"] - medians["faiss"] - medians["echo"]
     baseline = ", ".join(f"{name} {value:.3f}" for name, value in medians.items())
     rows.at_most("search, one caller: p50 over FAISS and an echo", added, "ms", 1.0, baseline)
@@ -199,22 +187,11 @@ async def retrieval(rows: Rows, index: IndexFleet, encoder: EncoderFleet, texts:
     """Text to premises in one call, 64 callers, against the same texts at the encoder alone."""
     indexes = [index.client() for _ in range(CONNECTIONS)]
     encoders = [encoder.client(retry=True) for _ in range(CONNECTIONS)]
-
-    async def retrieve_all() -> float:
-        waiting = iter(texts)
-
-        async def caller(client: IndexClient) -> None:
-            for text in waiting:
-                await client.retrieve(CORPUS, [text], k=10)
-
-        begun = time.monotonic()
-        await asyncio.gather(*(caller(indexes[n % CONNECTIONS]) for n in range(CALLERS)))
-        return len(texts) / (time.monotonic() - begun)
-
+    retrieve = [partial(client.retrieve, CORPUS, k=K) for client in indexes]
     ratios, rates = [], []
     for _ in range(ROUNDS):
-        alone = await closed_loop(encoders, texts, callers=CALLERS, size=1, role="query")
-        rates.append(await retrieve_all())
+        alone = await closed_loop([client.encode for client in encoders], texts, callers=CALLERS, size=1)
+        rates.append(await closed_loop(retrieve, texts, callers=CALLERS, size=1))
         ratios.append(rates[-1] / alone)
     told = f"{statistics.median(rates):.0f}/s"
     rows.at_least("retrieve, 64 callers, over the encoder alone", statistics.median(ratios), "share", 0.70, told)

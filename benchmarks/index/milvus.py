@@ -11,12 +11,13 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from aeenc import AsyncClient, IndexClient, values
+from benchmarks.harness.load import times_ms
 from benchmarks.harness.rows import Rows
 from benchmarks.harness.services import running_index
 from benchmarks.index.stand_in_encoder import StandInEncoder
@@ -75,13 +76,11 @@ async def measure(rows: Rows, uri: str, store: ArtifactStore, size: int) -> None
         ("one query, 100 excluded", Selection(excluded=frozenset(range(100))), 1),
         ("64 queries", ALL, 64),
     ):
-        seconds, spent = [], time.process_time()
-        for turn in range(ROUNDS):
-            started = time.perf_counter()
-            searched(index, queries[turn : turn + 1] if batch == 1 else queries, selection)
-            seconds.append(time.perf_counter() - started)
+        asked = [queries[turn : turn + 1] if batch == 1 else queries for turn in range(ROUNDS)]
+        spent, search = time.process_time(), partial(searched, index, selection=selection)
+        laps = (await times_ms({"": search}, asked))[""]
         spent_ms = 1000 * (time.process_time() - spent) / ROUNDS / batch
-        rows.note(f"{size:,}: {name}, milvus-lite", 1000 * statistics.median(seconds) / batch, "ms")
+        rows.note(f"{size:,}: {name}, milvus-lite", statistics.median(laps) / batch, "ms")
         rows.note(f"{size:,}: {name}, processor time of the index", spent_ms, "ms")
     await collections.close()
 
@@ -104,25 +103,17 @@ async def serve(rows: Rows, uri: str, size: int) -> None:
                 AsyncClient(index=index.process.target) as client,
             ):
                 asked = client.index
-                laps = [await timed_ms(lambda: listed(asked)) for _ in range(ROUNDS)]
+                laps = (await times_ms({"": lambda _: listed(asked)}, range(ROUNDS)))[""]
                 rows.note(f"{name}: all pages, cold", laps[0], "ms", f"then {statistics.median(laps[1:]):.0f}")
                 for mode in ("dense", "lexical", "hybrid"):
-                    laps = [
-                        await timed_ms(lambda q=q, m=mode: asked.retrieve("bench", [q], k=K, mode=m)) for q in queries
-                    ]
+                    retrieve = partial(asked.retrieve, "bench", k=K, mode=mode)
+                    laps = (await times_ms({"": lambda query, call=retrieve: call([query])}, queries))[""]
                     rows.note(f"{name}: {mode}, one query", statistics.median(laps[1:]), "ms", f"first {laps[0]:.0f}")
 
 
 async def listed(index: IndexClient) -> int:
     """Reads all premises, and counts them."""
     return len([premise async for premise in index.list_premises("bench")])
-
-
-async def timed_ms(call: Callable[[], Awaitable[object]]) -> float:
-    """How long a call takes."""
-    started = time.perf_counter()
-    await call()
-    return 1000 * (time.perf_counter() - started)
 
 
 def worded(count: int, *, seed: int) -> list[str]:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
+import os
 import random
+import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,21 +25,53 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import PATIENT, Channel, SamplerClient, errors, values
-from benchmarks.harness.baselines import run
+from aeenc.oracle import Answer, Task, Verdict
+from aeenc.oracles.gold import GoldOracle
+from aeenc.trees import Dataset
 from benchmarks.harness.entailmentbank import DATA, entailmentbank
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run
 from benchmarks.harness.services import CORPUS, RetrievalFleet, running_retrieval
 from benchmarks.sampler.acs_definition import differences, recorded
-from benchmarks.sampler.witness_oracle import asked_at
 from services.launcher.processes import free_port
 from support.service_process import RedisProcess, ServiceProcess
 
 K = 20
 SPLIT = "train"
 TEND_S = 2.0
+WITNESS = "witness"  # what makes this script the oracle's process
 PAUSE_S = (0.3, 1.5)  # between two kills
 SAMPLER = {"wave_nodes": 64, "lease_s": 1.0, "poll_s": 0.1}
 ORACLE = {"max_attempts": 20, "batch_tasks": 4, "max_concurrency": 4, "timeout_s": 10.0}
+
+
+class WitnessOracle(GoldOracle):
+    """Answers as gold does, after `delay_s`, and writes down what it is asked and when.
+
+    A line is written before a verdict is given, by one `write` to a file opened for appending: SIGKILL tears none.
+    """
+
+    def __init__(self, dataset: Dataset, split: str, log: Path, delay_s: float) -> None:
+        super().__init__(dataset, split)
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._delay_s = delay_s
+
+    async def judge(self, task: Task) -> dict[str, Verdict] | Answer[dict[str, Verdict]]:  # type: ignore[override]
+        """Writes the question down, then answers."""
+        asked = [task.run_id, time.time(), task.query, [candidate.text for candidate in task.candidates]]
+        os.write(self._log, (json.dumps(asked) + "\n").encode())
+        await asyncio.sleep(self._delay_s)
+        return super().judge(task)
+
+
+def asked_at(log: Path, run_id: str) -> dict[tuple[str, str], list[float]]:
+    """When a run asked for each (query, premise), in seconds since the epoch."""
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for line in log.read_text().splitlines():
+        run, at, query, premises = json.loads(line)
+        if run == run_id:
+            for premise in premises:
+                times[query, premise].append(at)
+    return times
 
 
 @dataclass
@@ -80,8 +115,7 @@ async def soak_fleet(retrieval: RetrievalFleet, delay_s: float) -> AsyncIterator
 
 def _oracle(name: str, home: Path, asked: Path, delay_s: float) -> ServiceProcess:
     port = free_port(set())
-    script = Path(__file__).with_name("witness_oracle.py")
-    command = [str(script), str(DATA), SPLIT, str(port), str(asked), str(delay_s)]
+    command = [__file__, WITNESS, str(DATA), str(port), str(asked), str(delay_s)]
     return ServiceProcess(name, command, home, port=port, has_health=False)
 
 
@@ -209,6 +243,9 @@ async def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    if WITNESS in sys.argv[1:2]:
+        trees, port, log, delay_s = sys.argv[2:]
+        WitnessOracle(Dataset.load(trees), SPLIT, Path(log), float(delay_s)).serve(f"127.0.0.1:{port}")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--trees", type=int, default=1313)

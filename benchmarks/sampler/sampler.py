@@ -7,22 +7,22 @@ minutes; `--only PART` runs one part.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import SamplerClient, values
 from aeenc.trees import Dataset
-from benchmarks.harness.baselines import run
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run_parts
 from benchmarks.harness.services import (
     CORPUS,
     RetrievalFleet,
@@ -67,6 +67,14 @@ async def sampled(
     return (done.ended_at - done.created_at).total_seconds(), done, pairs
 
 
+@asynccontextmanager
+async def judged_retrieval(dataset: Dataset) -> AsyncIterator[tuple[RetrievalFleet, str]]:
+    """An encoder and an index over the data, and the address of a gold oracle."""
+    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+        async with running_retrieval(dataset) as retrieval, running_oracle(Path(scratch), SPLIT) as oracle:
+            yield retrieval, oracle
+
+
 async def encoded(retrieval: RetrievalFleet, texts: Sequence[str]) -> tuple[dict[str, NDArray[np.float32]], float]:
     """The query vectors of texts from the encoder itself, and the texts a second that it gave."""
     client = retrieval.encoder.client(retry=True, timeout_s=120)
@@ -77,19 +85,19 @@ async def encoded(retrieval: RetrievalFleet, texts: Sequence[str]) -> tuple[dict
     return dict(zip(texts, np.concatenate(answers), strict=True)), rate
 
 
-async def speed_and_pairs(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, trees: int, rounds: int) -> None:
+async def speed_and_pairs(rows: Rows, given: Any) -> None:
     """All trees in flights and one node at a time, in turn; both against the definition."""
-    hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(dataset.trees(SPLIT)[:trees])]
-    queries, rate = await encoded(retrieval, [query.text for query in dataset.queries(SPLIT)])
-    store = ArtifactStore(retrieval.index.artifacts_dir)
-    vectors = np.array(open_generation(store, CORPUS, retrieval.generation).vectors)
+    dataset = entailmentbank()
+    hypotheses = [(f"{n}-{tree.id}", tree.hypothesis) for n, tree in enumerate(dataset.trees(SPLIT)[: given.trees])]
+    async with judged_retrieval(dataset) as (retrieval, oracle):
+        queries, rate = await encoded(retrieval, [query.text for query in dataset.queries(SPLIT)])
+        store = ArtifactStore(retrieval.index.artifacts_dir)
+        vectors = np.array(open_generation(store, CORPUS, retrieval.generation).vectors)
+        together, alone = [], []
+        for _ in range(given.rounds):
+            together.append(await sampled(retrieval, oracle, hypotheses, one_at_a_time=False))
+            alone.append(await sampled(retrieval, oracle, hypotheses, one_at_a_time=True))
     definition = Definition(dataset, SPLIT, K, MAX_DEPTH, dataset.candidates(), vectors, queries)
-    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-        async with running_oracle(Path(scratch), SPLIT) as oracle:
-            together, alone = [], []
-            for _ in range(rounds):
-                together.append(await sampled(retrieval, oracle, hypotheses, one_at_a_time=False))
-                alone.append(await sampled(retrieval, oracle, hypotheses, one_at_a_time=True))
     seconds = [statistics.median(one[0] for one in kind) for kind in (together, alone)]
     rows.note("seconds of each round", [round(one[0], 1) for one in together], "s", [round(one[0], 1) for one in alone])
     _, done, pairs = together[-1]
@@ -111,23 +119,23 @@ async def speed_and_pairs(rows: Rows, retrieval: RetrievalFleet, dataset: Datase
     rows.at_most("positives invented", len(found - gold), "pairs", 0, len(found))
 
 
-async def memory(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, count: int) -> None:
+async def memory(rows: Rows, given: Any) -> None:
     """The sampler's resident memory while a run over many hypotheses goes on."""
+    dataset = entailmentbank()
     texts = dict.fromkeys([q.text for q in dataset.queries(SPLIT)] + [one.text for one in dataset.candidates()])
-    hypotheses = [(str(n), text) for n, text in enumerate(list(texts)[:count])]
+    hypotheses = [(str(n), text) for n, text in enumerate(list(texts)[: given.in_flight])]
     resident: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-        async with (
-            running_oracle(Path(scratch), SPLIT) as oracle,
-            running_sampler(retrieval.index.process.target, {"target": oracle}) as sampler,
-        ):
-            idle = sampler.process.resident_mb()
-            started = await sampler.client.start_run(hypotheses, corpus=CORPUS, oracle="gold", k=K, split=SPLIT)
-            following = asyncio.ensure_future(ended(sampler.client, started.id))
-            while not following.done():
-                resident.append(sampler.process.resident_mb())
-                await asyncio.sleep(POLL_S)
-            done = await following
+    async with (
+        judged_retrieval(dataset) as (retrieval, oracle),
+        running_sampler(retrieval.index.process.target, {"target": oracle}) as sampler,
+    ):
+        idle = sampler.process.resident_mb()
+        started = await sampler.client.start_run(hypotheses, corpus=CORPUS, oracle="gold", k=K, split=SPLIT)
+        following = asyncio.ensure_future(ended(sampler.client, started.id))
+        while not following.done():
+            resident.append(sampler.process.resident_mb())
+            await asyncio.sleep(POLL_S)
+        done = await following
     fifth = len(resident) // 5
     early, late = statistics.median(resident[fifth : 2 * fifth]), statistics.median(resident[-fifth:])
     told = f"{idle:.0f} MB idle, {done.progress.nodes_judged} nodes, {done.progress.judgements} verdicts"
@@ -135,22 +143,12 @@ async def memory(rows: Rows, retrieval: RetrievalFleet, dataset: Dataset, count:
     rows.at_most("… last fifth of the run over the second", late / early - 1, "share", 0.05, f"{early:.0f} MB")
 
 
-async def main(options: argparse.Namespace) -> None:
-    """Runs all parts, or the one that was asked for."""
-    dataset = entailmentbank()
-    rows = Rows(f"sampler-{options.only}" if options.only else "sampler")
-    async with running_retrieval(dataset) as retrieval:
-        if options.only in {None, "speed"}:
-            await speed_and_pairs(rows, retrieval, dataset, options.trees, options.rounds)
-        if options.only in {None, "memory"}:
-            await memory(rows, retrieval, dataset, options.in_flight)
-    rows.finish()
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["speed", "memory"], help="one part; its results get a name of their own")
-    parser.add_argument("--trees", type=int, default=1313)
-    parser.add_argument("--in-flight", type=int, default=10_000, help="hypotheses of the run whose memory is measured")
-    parser.add_argument("--rounds", type=int, default=2, help="how often the two ways take turns")
-    run(main(parser.parse_args()))
+    run_parts(
+        "sampler",
+        __doc__,
+        {"speed": speed_and_pairs, "memory": memory},
+        trees={"type": int, "default": 1313},
+        in_flight={"type": int, "default": 10_000, "help": "hypotheses of the run whose memory is measured"},
+        rounds={"type": int, "default": 2, "help": "how often the two ways take turns"},
+    )

@@ -11,7 +11,6 @@ Needs `pip install clients/workbench` (`make test-browser` does it). Loopback on
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gzip
@@ -24,6 +23,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, Verdict
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run_parts
 from benchmarks.harness.services import CORPUS, running_retrieval, running_sampler
 from services.launcher.processes import free_port
 from services.sampler.people.task_store import TaskStore
@@ -48,7 +48,6 @@ from support.worlds.browser_sight import check as compare
 from support.worlds.people_world import People, check
 from support.worlds.sampler_world import FakeIndex, serving
 
-PARTS = ("page", "times", "kills", "walks")
 PEOPLE, KILLS, NAMESPACE = 20, 10, "workbench"
 RETRY_S, LOOK_S = 0.3, 0.12  # of the page
 SETTLE_S = 1.0  # from opening the page to asking for a task
@@ -56,6 +55,7 @@ CHILD_S = 10.0  # after which a node is taken to have no child
 TEAM = {"undo_s": 0.5, "min_lease_s": 2.0, "first_lease_s": 2.0}
 PAGE = Path(sys.modules["aeenc_workbench"].__file__ or "").parent / "page"
 FIRST_LOAD_BYTES, NEXT_MS, CHILDREN_MS = 60_000, 150.0, 500.0
+TREES, ANSWERS = 200, 15  # of `times`: of the run, and of a person
 WIDTHS = (390, 1280, 1440)
 
 
@@ -170,25 +170,45 @@ async def running_workbench(home: Path, sampler: str, index: str) -> AsyncIterat
         yield process, f"http://{process.target}", Links(state)
 
 
-async def kills(rows: Rows, *, hypotheses: int, think_s: float) -> None:
-    """Twenty people and twenty kills."""
-    roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
+@dataclass
+class Desk:
+    """A sampler over its own Redis and an index that makes premises up, a workbench over both, and clients."""
+
+    redis: RedisProcess
+    sampling: ServiceProcess
+    workbench: ServiceProcess
+    url: str
+    links: Links
+    sampler: aeenc.SamplerClient
+    people: aeenc.PeopleClient
+
+
+@asynccontextmanager
+async def running_desk(index: FakeIndex, **settings: Any) -> AsyncIterator[Desk]:
+    """Starts it; everything ends with the block. `settings` are the sampler's."""
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
         redis = RedisProcess(home / "redis")
         stack.callback(redis.stop)
-        register = index_pb2_grpc.add_IndexServiceServicer_to_server
-        index_port = await stack.enter_async_context(serving(register, FakeIndex()))
-        settings = {"redis_url": redis.url, "namespace": NAMESPACE, "index_target": f"127.0.0.1:{index_port}"}
-        queues = {"queues": {"team": TEAM}, "lease_s": 1.0, "poll_s": 0.1}
-        sampling = await stack.enter_async_context(ServiceProcess.of("sampler", home, **settings, **queues).running())
-        started = running_workbench(home, sampling.target, settings["index_target"])
+        port = await stack.enter_async_context(serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index))
+        own = {"redis_url": redis.url, "namespace": NAMESPACE, "index_target": f"127.0.0.1:{port}", "poll_s": 0.1}
+        sampling = ServiceProcess.of("sampler", home, **own, **settings)
+        await stack.enter_async_context(sampling.running())
+        started = running_workbench(home, sampling.target, own["index_target"])
         workbench, url, links = await stack.enter_async_context(started)
         sampler = aeenc.SamplerClient(aeenc.Channel(sampling.target, retry=aeenc.PATIENT))
-        people = aeenc.PeopleClient(sampler.channel)
+        stack.push_async_callback(sampler.channel.close)
+        yield Desk(redis, sampling, workbench, url, links, sampler, aeenc.PeopleClient(sampler.channel))
+
+
+async def kills(rows: Rows, given: Any) -> None:
+    """Twenty people and twenty kills."""
+    roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(given.hypotheses)]
+    async with running_desk(FakeIndex(), queues={"team": TEAM}, lease_s=1.0) as desk:
+        sampler = desk.sampler
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=6)
-        browsers = Browsers(url, links, people)
-        crowd = People(browsers, run.id, think_s=think_s)  # type: ignore[arg-type]
+        browsers = Browsers(desk.url, desk.links, desk.people)
+        crowd = People(browsers, run.id, think_s=given.think_s)  # type: ignore[arg-type]
         persons = [asyncio.create_task(crowd.person(f"person-{n}")) for n in range(PEOPLE)]
         ended, begun, killed = asyncio.create_task(sampler.wait(run.id)), time.monotonic(), 0
         done = await _progress(sampler, run.id)
@@ -197,13 +217,13 @@ async def kills(rows: Rows, *, hypotheses: int, think_s: float) -> None:
             share = await _progress(sampler, run.id) if killed < 2 * KILLS else 0.0
             if killed < 2 * KILLS and (share - done) >= 0.8 / (2 * KILLS) and not ended.done():
                 done, killed = share, killed + 1
-                victim = workbench if killed % 2 else sampling
+                victim = desk.workbench if killed % 2 else desk.sampling
                 victim.kill()
                 victim.start()
         crowd.done.set()
         await asyncio.gather(*persons)
         took_s = time.monotonic() - begun
-        store = TaskStore(connect(redis.url), RunKeys(NAMESPACE))
+        store = TaskStore(connect(desk.redis.url), RunKeys(NAMESPACE))
         found = await check(crowd, sampler, store, 1, roots)
         counts = crowd.ledger.counts
         told = f"{len(crowd.ledger.said)} answers, {counts['late']} late, {len(crowd.ledger.undone)} undone"
@@ -214,7 +234,6 @@ async def kills(rows: Rows, *, hypotheses: int, think_s: float) -> None:
         for problem in found.all()[:10]:
             print("     ", problem)
         await browsers.close()
-        await sampler.channel.close()
 
 
 async def _progress(sampler: aeenc.SamplerClient, run_id: str) -> float:
@@ -225,10 +244,10 @@ async def _progress(sampler: aeenc.SamplerClient, run_id: str) -> float:
     return run.progress.trees_done / max(run.progress.trees, 1)
 
 
-async def times(rows: Rows, *, hypotheses: int, answers: int) -> None:
+async def times(rows: Rows, _: Any) -> None:
     """How long people wait: for the next task, and for the children of a node after "go on now"."""
     dataset = entailmentbank()
-    roots = [(f"tree-{n}", text) for n, (_, text) in enumerate(dataset.hypotheses("train")[:hypotheses])]
+    roots = [(f"tree-{n}", text) for n, (_, text) in enumerate(dataset.hypotheses("train")[:TREES])]
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
         retrieval = await stack.enter_async_context(running_retrieval(dataset))
@@ -248,7 +267,7 @@ async def times(rows: Rows, *, hypotheses: int, answers: int) -> None:
             await asyncio.sleep(RETRY_S)  # people come to a run whose first tasks are there
         next_s: list[float] = []
         children_s: list[float] = []
-        await asyncio.gather(*(_person(browsers, name, run.id, answers, next_s, children_s) for name in names))
+        await asyncio.gather(*(_person(browsers, name, run.id, ANSWERS, next_s, children_s) for name in names))
         await browsers.close()
     premises = f"{len(dataset.candidates()):,} premises, {PEOPLE} people"
     _add(rows, f"next task and its candidates, p95; {premises}", next_s, NEXT_MS)
@@ -320,44 +339,30 @@ class LongFacts(FakeIndex):
         return answer
 
 
-async def walks(rows: Rows, *, answers: int, longest_s: float, seed: int) -> None:
+async def walks(rows: Rows, given: Any) -> None:
     """People at random in browsers, beside boxes and calls that the driver records."""
-    async with AsyncExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-bench-")))
-        redis = RedisProcess(home / "redis")
-        stack.callback(redis.stop)
-        register = index_pb2_grpc.add_IndexServiceServicer_to_server
-        index = LongFacts()
-        index_port = await stack.enter_async_context(serving(register, index))
-        settings = {"redis_url": redis.url, "namespace": NAMESPACE, "index_target": f"127.0.0.1:{index_port}"}
-        patient = {**TEAM, "min_lease_s": 30.0, "first_lease_s": 30.0}
-        queues = {"queues": {f"of {k}": patient for k in (9, 50)}, "poll_s": 0.1}
-        sampling = await stack.enter_async_context(ServiceProcess.of("sampler", home, **settings, **queues).running())
-        started = running_workbench(home, sampling.target, settings["index_target"])
-        _, url, links = await stack.enter_async_context(started)
-        sampler = aeenc.SamplerClient(aeenc.Channel(sampling.target, retry=aeenc.PATIENT))
-        people, walked = aeenc.PeopleClient(sampler.channel), Walked()
-        asked = {k: [(f"k{k}-{n}", f"k{k} hypothesis {n}") for n in range(answers)] for k in (9, 50)}
+    walked, patient = Walked(), {**TEAM, "min_lease_s": 30.0, "first_lease_s": 30.0}
+    asked = {k: [(f"k{k}-{n}", f"k{k} hypothesis {n}") for n in range(given.answers)] for k in (9, 50)}
+    async with running_desk(LongFacts(), queues={f"of {k}": patient for k in asked}) as desk:
         runs = [
-            await sampler.start_run(roots, corpus="science", oracle=f"of {k}", k=k, max_depth=1)
+            await desk.sampler.start_run(roots, corpus="science", oracle=f"of {k}", k=k, max_depth=1)
             for k, roots in asked.items()
         ]
         names = [f"{width} px, of {k}" for width in WIDTHS for k in asked]
-        signed_in = [f"{url}/sign-in?link={links.make(Person(name, 'annotator'))}" for name in names]
-        pages = await stack.enter_async_context(windows(signed_in))
+        signed_in = [f"{desk.url}/sign-in?link={desk.links.make(Person(name, 'annotator'))}" for name in names]
         wide = [int(name.partition(" ")[0]) for name in names]
-        walkers = [Walker(*one, walked, seed) for one in zip(pages, names, wide, strict=True)]
-        for walker in walkers:
-            await walker.start(walker.name.partition(", ")[2])
-        begun = time.monotonic()
-        await asyncio.gather(*(walker.walk(answers, begun + longest_s) for walker in walkers))
-        took_s = time.monotonic() - begun
-        await asyncio.sleep(SETTLE_S)
-        await compare(walkers, people, [run.id for run in runs], walked)
-        await sampler.channel.close()
+        async with windows(signed_in) as pages:
+            walkers = [Walker(*one, walked, given.seed) for one in zip(pages, names, wide, strict=True)]
+            for walker in walkers:
+                await walker.start(walker.name.partition(", ")[2])
+            begun = time.monotonic()
+            await asyncio.gather(*(walker.walk(given.answers, begun + given.longest_s) for walker in walkers))
+            took_s = time.monotonic() - begun
+            await asyncio.sleep(SETTLE_S)
+            await compare(walkers, desk.people, [run.id for run in runs], walked)
     lists = " and ".join(f"{count} to lists of {k}" for k, count in sorted(walked.lists.items()))
     acts = f"{lists}; {sum(walker.acts for walker in walkers)} acts; {walked.unread} sent unseen"
-    rows.note(f"{len(walkers)} walkers, seed {seed}, {walked.answers} answers", took_s / 60, "min", acts)
+    rows.note(f"{len(walkers)} walkers, seed {given.seed}, {walked.answers} answers", took_s / 60, "min", acts)
     told = f"of {walked.refusals}"
     rows.at_most("refusals of candidates not in sight for a second", len(walked.refused_unseen), "refusals", 0, told)
     rows.at_most("answers to another task than the one shown", len(walked.of_another_task), "answers", 0)
@@ -366,34 +371,20 @@ async def walks(rows: Rows, *, answers: int, longest_s: float, seed: int) -> Non
         print("     ", problem)
 
 
-def page(rows: Rows) -> None:
+def page(rows: Rows, _: Any) -> None:
     """What a browser loads first."""
     packed = sum(len(gzip.compress(path.read_bytes())) for path in PAGE.rglob("*") if path.is_file())
     rows.at_most("page weight, first load, compressed", packed, "bytes", FIRST_LOAD_BYTES)
 
 
-async def main() -> None:
-    """Measures the parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--hypotheses", type=int, default=400, help="of the run of `kills`")
-    parser.add_argument("--think-s", type=float, default=0.5, help="mean seconds that a person thinks in `kills`")
-    parser.add_argument("--answers", type=int, default=500, help="of `walks`")
-    parser.add_argument("--longest-s", type=float, default=3600.0, help="seconds after which `walks` ends in any case")
-    parser.add_argument("--seed", type=int, default=0, help="of `walks`")
-    options = parser.parse_args()
-    rows = Rows("workbench")
-    for part in [options.only] if options.only else PARTS:
-        if part == "page":
-            page(rows)
-        elif part == "times":
-            await times(rows, hypotheses=200, answers=15)
-        elif part == "walks":
-            await walks(rows, answers=options.answers, longest_s=options.longest_s, seed=options.seed)
-        else:
-            await kills(rows, hypotheses=options.hypotheses, think_s=options.think_s)
-    rows.finish()
-
-
 if __name__ == "__main__":
-    asyncio.run(main())
+    run_parts(
+        "workbench",
+        __doc__,
+        {"page": page, "times": times, "kills": kills, "walks": walks},
+        hypotheses={"type": int, "default": 400, "help": "of the run of `kills`"},
+        think_s={"type": float, "default": 0.5, "help": "mean seconds that a person thinks in `kills`"},
+        answers={"type": int, "default": 500, "help": "of `walks`"},
+        longest_s={"type": float, "default": 3600.0, "help": "seconds after which `walks` ends in any case"},
+        seed={"type": int, "default": 0, "help": "of `walks`"},
+    )

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import faiss
@@ -19,10 +20,10 @@ from numpy.typing import NDArray
 
 from aeenc import AsyncClient
 from aeenc.calls.retrieval import Mode
+from benchmarks.harness.load import times_ms
 from benchmarks.harness.rows import Rows
 from benchmarks.harness.services import IndexFleet, running_index
-from benchmarks.index import searching
-from benchmarks.index.cloud import Cloud, Matrix
+from benchmarks.index.cloud import Cloud, Matrix, measured_rate, measured_recall
 from benchmarks.index.stand_in_encoder import StandInEncoder
 from benchmarks.scale.distributed import GIB, anonymous_bytes, opened, run_build
 from services.corpus.generation import Generation
@@ -94,14 +95,14 @@ async def _served(
     kept: float,
 ) -> None:
     rows.at_most(f"{name}: open, from the start to SERVING", round(index.process.starting_s, 1), "s", 10)
-    recall = await searching.recall(client, CORPUS, task.queries, task.truth, K)
+    recall = await measured_recall(client, CORPUS, task.queries, task.truth, K)
     rows.at_least(f"{name}: recall@10, real queries", round(recall, 4), "", 0.98)
     rows.at_least(f"{name}: recall@10 over bare FAISS", round(recall / kept, 3), "x", 0.9, round(kept, 4))
     for callers in (1, CALLERS):
-        rate = await searching.rate(client, CORPUS, task.queries, K, callers, LOAD_S)
+        rate = await measured_rate(client, CORPUS, task.queries, K, callers, LOAD_S)
         rows.at_least(f"{name}: searches a second, {callers} callers, over bare FAISS", rate / bare, "x", 0.9, rate)
     out = [f"p{n}" for n in range(EXCLUDED)]
-    rate = await searching.rate(client, CORPUS, task.queries, K, 1, LOAD_S, exclude=out)
+    rate = await measured_rate(client, CORPUS, task.queries, K, 1, LOAD_S, exclude=out)
     rows.note(f"{name}: searches a second, 1 caller, {EXCLUDED} ids excluded", rate, "1/s")
     for part in PARTS:
         await _filtered(rows, f"{name}: one premise in {part} allowed", client, task, part)
@@ -116,10 +117,10 @@ async def _served(
 async def _filtered(rows: Rows, name: str, client: AsyncClient, task: Task, part: int) -> None:
     """Measures searches of a split that has one premise in `part`."""
     queries, splits = task.queries[:FILTERED], [f"of{part}"]
-    rates = [await searching.rate(client, CORPUS, queries, K, n, LOAD_S, splits=splits) for n in (1, CALLERS)]
+    rates = [await measured_rate(client, CORPUS, queries, K, n, LOAD_S, splits=splits) for n in (1, CALLERS)]
     flat = FlatIndex(task.vectors[::part])
     truth = [part * one.ordinals for one in await asyncio.to_thread(flat.nearest, queries, K)]
-    recall = await searching.recall(client, CORPUS, queries, truth, K, splits)
+    recall = await measured_recall(client, CORPUS, queries, truth, K, splits)
     rows.note(f"{name}: searches a second, 1 caller; {CALLERS}; recall@10", rates[0], "1/s", [rates[1], recall])
 
 
@@ -149,9 +150,6 @@ def _bare(generation: Generation, queries: Matrix) -> tuple[Task, float, float]:
 
 async def _retrieve_ms(client: AsyncClient, texts: Sequence[str], mode: Mode) -> list[float]:
     """The median and 95th percentile of calls by texts, one at a time."""
-    taken = []
-    for text in texts[:TIMED]:
-        started = time.perf_counter()
-        await client.index.retrieve(CORPUS, [text], k=K, mode=mode, timeout_s=60)
-        taken.append(1000 * (time.perf_counter() - started))
-    return [round(float(one), 1) for one in np.percentile(taken, [50, 95])]
+    retrieve = partial(client.index.retrieve, CORPUS, k=K, mode=mode, timeout_s=60)
+    taken = await times_ms({mode: lambda text: retrieve([text])}, texts[:TIMED])
+    return [round(float(one), 1) for one in np.percentile(taken[mode], [50, 95])]

@@ -9,15 +9,13 @@ Facts are made of EntailmentBank's by a seed, some repeated, some with the text 
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import run_parts
 from benchmarks.scale.conformance import conformance
 from benchmarks.scale.distributed import quick
 from benchmarks.scale.large import large
@@ -28,29 +26,24 @@ def texts() -> list[str]:
     return [candidate.text for candidate in entailmentbank().candidates()]
 
 
-PARTS: dict[str, Callable[[Rows, Path, Any], None]] = {
-    "quick": lambda rows, home, given: asyncio.run(quick(rows, home, texts(), given.facts, given.compared)),
-    "large": lambda rows, home, given: asyncio.run(large(rows, home, given.rows)),
-    "conformance": lambda rows, home, given: asyncio.run(conformance(rows, home, entailmentbank(), given.queries)),
-}
-
-
-def main() -> None:
-    """Runs the parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--facts", type=int, default=2_000_000, help="of the part quick")
-    parser.add_argument("--compared", type=int, default=200_000, help="of the part quick, also built from a stream")
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the part large")
-    parser.add_argument("--queries", type=int, default=8, help="of the part conformance")
-    given = parser.parse_args()
-    rows = Rows.of("scale", given.only, PARTS)
-    for name, part in PARTS.items():
-        if name in given.only:
-            with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-                part(rows, Path(scratch), given)
-    rows.finish()
+async def in_folder(part: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    """Runs a part over a folder of its own."""
+    rows, *others = arguments
+    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+        await part(rows, Path(scratch), *others)
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(
+        "scale",
+        __doc__,
+        {
+            "quick": lambda rows, given: in_folder(quick, rows, texts(), given.facts, given.compared),
+            "large": lambda rows, given: in_folder(large, rows, given.rows),
+            "conformance": lambda rows, given: in_folder(conformance, rows, entailmentbank(), given.queries),
+        },
+        facts={"type": int, "default": 2_000_000, "help": "of the part quick"},
+        compared={"type": int, "default": 200_000, "help": "of the part quick, also built from a stream"},
+        rows={"type": int, "default": 10_000_000, "help": "of the part large"},
+        queries={"type": int, "default": 8, "help": "of the part conformance"},
+    )

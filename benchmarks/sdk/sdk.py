@@ -9,7 +9,6 @@ Loopback only but for `wheel`, no data; a minute. `--only PART` runs one part.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 import grpc
 
 from aeenc.v1 import index_pb2, types_pb2
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run_parts
 from benchmarks.sdk.wheel import wheel
 
 ROUNDS = 15
@@ -31,23 +30,7 @@ NOBODY = [word for name in ("encoder", "index", "sampler", "trainer") for word i
 HITS = 10
 
 
-def main() -> None:
-    """Measures the parts and prints a row each."""
-    parts = {
-        "cli": command_line,
-        "wheel": wheel,
-    }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=parts, help="one part; its results get a name of their own")
-    only = parser.parse_args().only
-    rows = Rows(f"sdk-{only}" if only else "sdk")
-    for name, part in parts.items():
-        if only in {None, name}:
-            part(rows)
-    rows.finish()
-
-
-def command_line(rows: Rows) -> None:
+def command_line(rows: Rows, _: object) -> None:
     """How soon commands print, and their CPU time, taking turns with a process that only imports packages."""
     base: list[tuple[float, float]] = []
     with _answering() as index:
@@ -101,4 +84,4 @@ def _run(words: list[str]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_parts("sdk", __doc__, {"cli": command_line, "wheel": wheel})

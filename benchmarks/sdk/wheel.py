@@ -25,7 +25,7 @@ FACTS = {
 }
 
 
-def wheel(rows: Rows) -> None:
+def wheel(rows: Rows, _: object) -> None:
     """Times the four commands after the installation, and what each takes."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,19 +28,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc import Fusion, Retrieval
-from aeenc.cli.learning.evaluation import explain_training
+from aeenc.cli.corpus import ensure_corpus
 from aeenc.evaluation import gold_of
+from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
-from aeenc.trees import HELD_OUT, Dataset, Tree
+from aeenc.trees import HELD_OUT, Dataset, Tree, write_folds
+from benchmarks.harness.entailmentbank import entailmentbank
+from benchmarks.harness.kept_fleet import inputs_digest
 from benchmarks.harness.rows import Rows
-from benchmarks.tables.by_tree import fact_precisions_of, groups_of, p_by_tree, precisions_of, unseen_of
+from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, difference, means_of
 from benchmarks.tables.drawing import draw_stages
-from benchmarks.tables.folds import Folds, folds
-from benchmarks.tables.research import EVALUATE_S, Research, at_hand
+from benchmarks.tables.research import HOME, Research, at_hand, research
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.values import VECTOR_FEATURES, SearchHits
 from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, tree_level
+from services.trainer.models.base_model import DEFAULT_NAME
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
 
@@ -62,65 +66,80 @@ SEEDS = (0, 1, 2)
 LARGER: Mapping[str, Any] = {**OURS, "learning_rate": 5e-5}  # of a base model of 12 layers
 
 
+FOLDS = 5
+
+
+def fold_directories(dataset: Dataset) -> Mapping[str, Path]:
+    """The folds of the data by name; written once for the same files."""
+    to = HOME / f"folds-{inputs_digest(dataset.directory)}"
+    if not to.is_dir():
+        with whole_folder(to) as temporary:
+            write_folds(dataset, temporary, number=FOLDS)
+    return {f"fold-{n}": to / f"fold-{n}" for n in range(FOLDS)}
+
+
 @dataclass(frozen=True)
-class Measured:
-    """The average precision of each query of a split, strict, and which queries training has not seen.
+class Folds:
+    """A fleet over the data, and the same fleet over each fold of it."""
 
-    `facts` is that over gold facts alone, NaN for a query that has none.
-    `all_correct` is the share of trees whose leaves are all among the first 25 of the hypothesis alone.
-    """
+    whole: Research
+    directories: Mapping[str, Path]
 
-    average_precisions: NDArray[np.float64]
-    facts: NDArray[np.float64]
-    unseen: NDArray[np.bool_]
-    all_correct: float = 0.0
+    def fold(self, name: str) -> Research:
+        """The fleet over a fold, whose corpus says which texts stand only in the fold."""
+        dataset = Dataset.load(self.directories[name])
+        return Research(self.whole.client, dataset, ensure_corpus(self.whole.client, dataset), self.whole.home)
 
-    @property
-    def map(self) -> float:
-        """Over all queries."""
-        return float(self.average_precisions.mean())
+    def version_without(self, name: str, fields: Mapping[str, Any] = OURS) -> str:
+        """The encoder that has not seen a fold."""
+        own = {**fields, "data_sets": [name], "seed": 0, "validation": []}
+        return str(self.fold(name).train(f"without-{name}", own).version)
 
-    @property
-    def unseen_map(self) -> float:
-        """Over unseen queries."""
-        return float(self.average_precisions[self.unseen].mean())
-
-    @property
-    def facts_map(self) -> float:
-        """Over queries with a gold fact, where only facts are gold."""
-        return float(np.nanmean(self.facts))
+    def version(self, seed: int, fields: Mapping[str, Any] = OURS) -> str:
+        """The encoder that has seen all of train."""
+        return str(self.whole.train("whole", {**fields, "seed": seed, "validation": []}).version)
 
 
-def measure(research: Research, split: str, retrieval: Retrieval | None) -> Measured:
-    """Evaluates the version that `stable` names, by the protocol's own RPC."""
-    if retrieval is not None and retrieval.prior:
-        explain_training(research.client, research.corpus, research.dataset)
-    queries = gold_of(research.dataset, split)
-    report = research.client.trainer.evaluate(
-        research.corpus,
-        queries,
-        retrieval=retrieval,
-        trees=research.dataset.trees(split),
-        strict_only=True,
-        ranks=True,
-        timeout_s=EVALUATE_S,
-    )
-    ranks = [one.strict for one in report.ranks]
-    return Measured(
-        precisions_of(ranks),
-        fact_precisions_of(research.dataset, split, ranks),
-        unseen_of(research.dataset, split),
-        report.hypothesis_alone.all_correct_at_25 if report.hypothesis_alone else 0.0,
-    )
+@contextmanager
+def folds(base_model: str = DEFAULT_NAME, **settings: Any) -> Iterator[Folds]:
+    """A fleet with the folds of the benchmarks' data among its data sets."""
+    directories = fold_directories(entailmentbank())
+    with research(base_model, further=directories, **settings) as whole:
+        yield Folds(whole, directories)
 
 
-def _p_by_tree(dataset: Dataset, first: Measured, second: Measured) -> float:
-    return p_by_tree(groups_of(dataset, SPLIT), first.average_precisions, second.average_precisions)
+Reports = Sequence[Mapping[str, Any]]  # of a way to retrieve, one a seed, by Research.evaluate
+FIGURES = {AP: "{} MAP", UNSEEN: "unseen queries", FACTS: "facts alone"}
+
+
+def figure(reports: Reports, name: str = AP) -> float:
+    """A strict MAP, of all queries, of unseen ones or over facts alone: the mean over the seeds."""
+    return float(np.mean([means_of(one[BY_QUERY])[name] for one in reports]))
+
+
+def all_correct(reports: Reports) -> float:
+    """The share of trees whose leaves are all among the first 25 of the hypothesis alone: the mean over the seeds."""
+    return float(np.mean([one["trees"]["hypothesis_alone"]["AllCorrect@25"] for one in reports]))
+
+
+def note_figures(rows: Rows, name: str, found: Reports, alone: Reports, least: Mapping[str, float]) -> None:
+    """Adds the figures beside those of cosine alone, each with its bar, or without one."""
+    for part, told in FIGURES.items():
+        if part in least:
+            rows.at_least(f"{name}: {told.format(SPLIT)}", figure(found, part), "", least[part], figure(alone, part))
+        else:
+            rows.note(f"{name}: {told.format(SPLIT)}", figure(found, part), "", figure(alone, part))
+
+
+def note_difference(rows: Rows, name: str, found: Reports, before: Reports) -> None:
+    """Adds the p-value by tree of a difference of strict MAP."""
+    tested = difference(found, before)
+    rows.at_most(f"{name}: p by tree", tested.p if tested else 1.0, "", 0.05)
 
 
 @dataclass(frozen=True)
 class HeldOutQuality:
-    """Strict MAP of the held-out queries of train, and `all_correct` of their trees, as in Measured."""
+    """Strict MAP of the held-out queries of train, and `all_correct` of their trees."""
 
     map: float
     all_correct: float
@@ -218,17 +237,15 @@ def ways(found: Tuned) -> list[Retrieval | None]:
     return [None, vectors, FULL, retrieval_of(found.weights), retrieval_of(found.weights, found.features)]
 
 
-def compare(rows: Rows, name: str, dataset: Dataset, measured: Sequence[Measured]) -> None:
+def compare(rows: Rows, name: str, measured: Sequence[Reports]) -> None:
     """Adds the figures of dev for `ways`: all and unseen queries, facts alone, each beside cosine, and p by tree."""
     alone, vectors, chosen, tuned, ordered = measured
     named = {"features of vectors": vectors, f"weights of {SPLIT}": chosen, "weights": tuned, "features": ordered}
     for way, one in named.items():
-        rows.at_least(f"{name}, {way}: {SPLIT} MAP", one.map, "", alone.map, alone.map)
-        rows.at_least(f"{name}, {way}: unseen queries", one.unseen_map, "", alone.unseen_map, alone.unseen_map)
-        rows.at_least(f"{name}, {way}: facts alone", one.facts_map, "", alone.facts_map, alone.facts_map)
+        note_figures(rows, f"{name}, {way}", one, alone, {part: figure(alone, part) for part in FIGURES})
     row = f"{name}: {SPLIT} AllCorrect@25 from the hypothesis alone"
-    rows.at_least(row, ordered.all_correct, "", alone.all_correct + 0.02, alone.all_correct)
-    rows.at_most(f"{name}: p by tree, features over weights", _p_by_tree(dataset, ordered, tuned), "", 0.05)
+    rows.at_least(row, all_correct(ordered), "", all_correct(alone) + 0.02, all_correct(alone))
+    note_difference(rows, f"{name}, features over weights", ordered, tuned)
 
 
 def pretrained(rows: Rows, running: Folds) -> None:
@@ -238,24 +255,20 @@ def pretrained(rows: Rows, running: Folds) -> None:
     research.serve(version)
     found = tune_out_of_fold(running, [version] * len(running.directories))
     tell(rows, "pre-trained", found)
-    compare(rows, "pre-trained", research.dataset, [measure(research, SPLIT, way) for way in ways(found)])
+    compare(rows, "pre-trained", [[measure(research, way)] for way in ways(found)])
 
 
 def ours(rows: Rows, running: Folds) -> None:
     """The recipe `ours`: weights by encoders that have not seen a fold, three seeds that have seen all of train."""
-    research = running.whole
     found = tune_out_of_fold(running, [running.version_without(name) for name in running.directories])
     tell(rows, "ours", found)
     measured = by_seeds(running, OURS, SEEDS, ways(found))
-    compare(rows, "ours, three seeds", research.dataset, measured)
+    compare(rows, "ours, three seeds", measured)
     alone, vectors, ordered = measured[0], measured[1], measured[-1]
-    rows.at_least("MiniLM, frozen index alone: strict MAP", vectors.map, "", 0.58, alone.map)
-    rows.at_least("MiniLM, frozen index alone: unseen queries", vectors.unseen_map, "", 0.565, alone.unseen_map)
-    p_value = _p_by_tree(research.dataset, vectors, alone)
-    rows.at_most("MiniLM, frozen index alone: p by tree, over cosine", p_value, "", 0.05)
-    rows.at_least("full pipeline, MiniLM: strict MAP", ordered.map, "", 0.62)
-    rows.at_least("full pipeline, MiniLM: unseen queries", ordered.unseen_map, "", 0.612)
-    rows.at_least("full pipeline, any base: strict MAP", ordered.map, "", 0.635)
+    note_figures(rows, "MiniLM, frozen index alone", vectors, alone, {AP: 0.58, UNSEEN: 0.565})
+    note_difference(rows, "MiniLM, frozen index alone over cosine", vectors, alone)
+    note_figures(rows, "full pipeline, MiniLM", ordered, alone, {AP: 0.62, UNSEEN: 0.612})
+    rows.at_least("full pipeline, any base: strict MAP", figure(ordered), "", 0.635)
 
 
 def epochs(rows: Rows, running: Folds) -> None:
@@ -273,15 +286,20 @@ def epochs(rows: Rows, running: Folds) -> None:
     rows.at_least(row, found[OURS["epochs"]] - found[best], "", -0.003, found[best])
 
 
+def measure(research: Research, way: Retrieval | None) -> dict[str, Any]:
+    """The report of the version that `stable` names."""
+    return research.evaluate(SPLIT, retrieval=way, strict_only=True, trees=True)
+
+
 def by_seeds(
     running: Folds, fields: Mapping[str, Any], seeds: Sequence[int], retrievals: Sequence[Retrieval | None]
-) -> list[Measured]:
-    """Measures each way by encoders that have seen all of train, one a seed: the mean over the seeds."""
+) -> list[Reports]:
+    """Measures each way by encoders that have seen all of train, one a seed."""
     found = []
     for seed in seeds:
         running.whole.serve(running.version(seed, fields))
-        found.append([measure(running.whole, SPLIT, way) for way in retrievals])
-    return [_mean(one) for one in zip(*found, strict=True)]
+        found.append([measure(running.whole, way) for way in retrievals])
+    return list(zip(*found, strict=True))
 
 
 def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
@@ -290,18 +308,11 @@ def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
         raise SystemExit(reason)
     with folds(base_model) as running:
         alone, vectors, ordered = by_seeds(running, LARGER, seeds, (None, VECTORS, ORDERED))
-        dataset = running.whole.dataset
     base = f"{Path(base_model).name}, seed {', '.join(map(str, seeds))}"
     for way, one in (("cosine", alone), ("features of vectors", vectors)):
-        name = f"{base}, frozen index alone, {way}"
-        rows.at_least(f"{name}: strict MAP", one.map, "", 0.595, alone.map)
-        rows.at_least(f"{name}: unseen queries", one.unseen_map, "", 0.575, alone.unseen_map)
-        rows.note(f"{name}: facts alone", one.facts_map, "", alone.facts_map)
-    p_value = _p_by_tree(dataset, vectors, alone)
-    rows.at_most(f"{base}, frozen index alone: p by tree, features over cosine", p_value, "", 0.05)
-    rows.at_least(f"{base}, full pipeline: strict MAP", ordered.map, "", 0.635, alone.map)
-    rows.note(f"{base}, full pipeline: unseen queries", ordered.unseen_map, "", alone.unseen_map)
-    rows.note(f"{base}, full pipeline: facts alone", ordered.facts_map, "", alone.facts_map)
+        note_figures(rows, f"{base}, frozen index alone, {way}", one, alone, {AP: 0.595, UNSEEN: 0.575})
+    note_difference(rows, f"{base}, frozen index alone, features over cosine", vectors, alone)
+    note_figures(rows, f"{base}, full pipeline", ordered, alone, {AP: 0.635})
 
 
 def latency(rows: Rows, running: Folds) -> None:
@@ -316,7 +327,7 @@ def latency(rows: Rows, running: Folds) -> None:
     scorer = research.train("latency", brief).version
     research.serve(running.version(0))
     research.score_with(str(scorer))
-    quality = {name: measure(research, SPLIT, way).map for name, way in STAGES.items()}
+    quality = {name: figure([measure(research, way)]) for name, way in STAGES.items()}
     ways = {**STAGES, "all that, a cross-encoder over 20": ORDERED_RERANKED}
     if better := record_of("ours-ordered-reranked", SPLIT, 0):
         quality["all that, a cross-encoder over 20"] = better.report["strict"]["MAP"]
@@ -341,12 +352,6 @@ def latency(rows: Rows, running: Folds) -> None:
         rows.add(f"{name}: strict MAP of {SPLIT}, one seed", value, "", "reported", True, quality["dense"])
     points = {name: (medians[name], value) for name, value in quality.items()}
     draw_stages(points, f"strict MAP, {SPLIT}", RESULTS / f"stages-{SPLIT}.png")
-
-
-def _mean(seeds: Sequence[Measured]) -> Measured:
-    all_correct = float(np.mean([one.all_correct for one in seeds]))
-    precisions = np.mean([one.average_precisions for one in seeds], axis=0)
-    return Measured(precisions, np.mean([one.facts for one in seeds], axis=0), seeds[0].unseen, all_correct)
 
 
 def main() -> None:

@@ -61,9 +61,18 @@ class Research:
     home: Path
 
     def evaluate(
-        self, split: str, *, version: str | None = None, retrieval: Retrieval | None = None, strict_only: bool = False
+        self,
+        split: str,
+        *,
+        version: str | None = None,
+        retrieval: Retrieval | None = None,
+        strict_only: bool = False,
+        trees: bool = False,
     ) -> dict[str, Any]:
-        """The report of a split, by the version that `stable` names unless another is given."""
+        """The report of a split, by the version that `stable` names unless another is given.
+
+        One that is `strict_only` tells of whole trees with `trees` alone.
+        """
         if retrieval is not None and retrieval.prior:
             explain_training(self.client, self.corpus, self.dataset)
         report = self.client.trainer.evaluate(
@@ -72,7 +81,7 @@ class Research:
             version=version,
             retrieval=retrieval,
             training=() if strict_only else training_of(self.dataset, split),
-            trees=() if strict_only else self.dataset.trees(split),
+            trees=() if strict_only and not trees else self.dataset.trees(split),
             strict_only=strict_only,
             ranks=True,
             timeout_s=EVALUATE_S,

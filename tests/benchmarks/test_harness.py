@@ -11,7 +11,7 @@ from benchmarks.house.mutants import drawn, equivalent, mutants_of
 from benchmarks.house.weight import ROOMS, STOOD, is_generated, is_in, weight
 
 OTHER_COMMANDS = {"table1", "figure3", "own_text", "textgraphs", "nli", "analogy"}  # of make
-PART = {"scan_commands", "witness_oracle"}  # of a benchmark, in a process of its own
+PART = {"scan_commands"}  # of a benchmark, in a process of its own
 
 
 def test_the_table_of_benchmarks_names_each_script():

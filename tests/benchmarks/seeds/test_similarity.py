@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc.errors import InvalidArgument
-from benchmarks.seeds.similarity import ScoredPair, read_pairs, spearman
+from benchmarks.seeds.nli import ScoredPair, read_pairs, spearman
 
 TABS = """split\tsentence1\tsentence2\tscore
 dev\tA wren sings.\tA bird sings.\t4.2
