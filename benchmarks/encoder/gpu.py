@@ -14,7 +14,6 @@ All encoders turn the same texts into vectors in memory, tokenizing included, by
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import random
@@ -43,7 +42,7 @@ from benchmarks.encoder.gpu_encoders import (
     sentence_transformers,
     tokenizer_of,
 )
-from benchmarks.harness.rows import Rows
+from benchmarks.harness.rows import Rows, run
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import Example, TrainingSet
@@ -280,12 +279,6 @@ PARTS: dict[str, Callable[[Rows, Setting], Awaitable[None]]] = {
 }
 
 
-async def measure(rows: Rows, setting: Setting, parts: Sequence[str]) -> None:
-    """Measures the parts after each other."""
-    for part in parts:
-        await PARTS[part](rows, setting)
-
-
 def main() -> None:
     """Measures on the card, or says why not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,7 +297,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         model = asked.model or make_model(Path(scratch))
         setting = Setting(model, asked.device, asked.rounds, make_texts(asked.share), asked.side)
-        asyncio.run(measure(rows, setting, parts))
+        for part in parts:
+            run(PARTS[part](rows, setting))
     rows.finish()
 
 

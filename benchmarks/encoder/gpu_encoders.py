@@ -7,9 +7,9 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from services.transformer import PooledTransformer, load_transformer
 Encode = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
 MAX_TOKENS = 256
 CALL, CALLERS = 1024, 8  # texts a call, calls at a time: as in a build
+PARALLEL = {"TOKENIZERS_PARALLELISM": "true"}  # on all cores, as the encoder does on a GPU
 OUTPUT = "sentence_embedding"
 BATCHES = (64, 256, 1024)  # of sentence-transformers, of which the fastest counts
 
@@ -79,7 +80,7 @@ def batched(directory: Path, session: Session, dim: int) -> Encode:
                 return (await batcher.encode(runner, batch.tokens, "bulk")).rows
 
         try:
-            with _tokenizers_parallel():
+            with patch.dict(os.environ, PARALLEL):
                 parts = [texts[start : start + CALL] for start in range(0, len(texts), CALL)]
                 return np.concatenate(await asyncio.gather(*map(call, parts)))
         finally:
@@ -127,7 +128,7 @@ def plain_torch(directory: Path, device: str) -> Encode:
 
     @torch.inference_mode()
     def encode(texts: Sequence[str]) -> NDArray[np.float32]:
-        with _tokenizers_parallel():
+        with patch.dict(os.environ, PARALLEL):
             ids = [one.ids for one in tokenizer.encode_batch_fast(list(texts))]
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
         rows: list[torch.Tensor] = []
@@ -164,7 +165,7 @@ def sentence_transformers(directory: Path, device: str) -> Encode:
         return run(texts, fastest[len(texts)])
 
     def run(texts: Sequence[str], size: int) -> NDArray[np.float32]:
-        with _tokenizers_parallel():
+        with patch.dict(os.environ, PARALLEL):
             vectors = model.encode(
                 list(texts), batch_size=size, normalize_embeddings=True, show_progress_bar=False, convert_to_numpy=True
             )
@@ -187,20 +188,6 @@ def _by_tokens(ids: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]
         if end == len(ids) or (end - start + 1) * len(ids[end]) > GPU_BATCH_TOKENS:
             yield ids[start:end]
             start = end
-
-
-@contextmanager
-def _tokenizers_parallel() -> Iterator[None]:
-    """Has the tokenizers' library use all cores, as the encoder does on a GPU."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -118,10 +118,10 @@ class Saboteur:
         """Until time is up."""
         faults: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"{name} killed": lambda name=name: self._kill(self._any(name)) for name in SERVICES},
-            **{f"{name} paused": lambda name=name: self._pause(self._any(name)) for name in SERVICES},
+            **{f"{name} paused": lambda name=name: self._pause(self._any(name).process) for name in SERVICES},
             "redis killed": lambda: self._fail_over(signal.SIGKILL),
             "redis paused": lambda: self._fail_over(signal.SIGSTOP),
-            "sentinel killed": self._kill_sentinel,
+            "sentinel killed": lambda: self._kill_node(self._rng.choice(self._fleet.redis.sentinels)),
             "replica killed": self._kill_replica,
             "store away": self._take_store,
         }
@@ -144,11 +144,11 @@ class Saboteur:
         await process.restart()
 
     async def _pause(self, process: Any, seconds: tuple[float, float] = PAUSED_S) -> None:
-        process.process.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         try:
             await self._wait(seconds)
         finally:
-            process.process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)
 
     async def _fail_over(self, number: signal.Signals) -> None:
         redis: ReplicatedRedis = self._fleet.redis
@@ -160,20 +160,16 @@ class Saboteur:
             await asyncio.to_thread(*([master.start] if is_killed else [master.signal, signal.SIGCONT]))
             await redis.whole()
 
-    async def _kill_sentinel(self) -> None:
-        sentinel = self._rng.choice(self._fleet.redis.sentinels)
-        await asyncio.to_thread(sentinel.kill)
+    async def _kill_node(self, node: Any) -> None:
+        await asyncio.to_thread(node.kill)
         await self._wait(AWAY_S)
-        await asyncio.to_thread(sentinel.start)
+        await asyncio.to_thread(node.start)
 
     async def _kill_replica(self) -> None:
         redis: ReplicatedRedis = self._fleet.redis
         master = await asyncio.to_thread(redis.master)
         async with self._outages.away("redis"):  # the only one, so that no write is acknowledged
-            replica = next(node for node in redis.nodes if node is not master)
-            await asyncio.to_thread(replica.kill)
-            await self._wait(AWAY_S)
-            await asyncio.to_thread(replica.start)
+            await self._kill_node(next(node for node in redis.nodes if node is not master))
             await redis.whole()
 
     async def _take_store(self) -> None:
@@ -181,10 +177,7 @@ class Saboteur:
         away = root.with_name("artifacts-away")
         async with self._outages.away("store"):
             if self._s3 is not None:
-                self._s3.send_signal(signal.SIGSTOP)
-                await self._wait(AWAY_S)
-                self._s3.send_signal(signal.SIGCONT)
-                return
+                return await self._pause(self._s3, AWAY_S)
             root.rename(away)
             try:
                 await self._wait(AWAY_S)
@@ -309,8 +302,10 @@ if __name__ == "__main__":
         "promises",
         __doc__,
         {"faults": faults, "backups": backups, "retention": retention},
-        minutes={"type": float, "default": 30.0, "help": "of the parts faults and retention"},
-        rounds={"type": int, "default": 5, "help": "of the part backups"},
-        s3={"action": "store_true", "help": "the artifacts of faults lie in a bucket of moto's server"},
-        seed={"type": int, "default": 1},
+        {
+            "--minutes": {"type": float, "default": 30.0, "help": "of the parts faults and retention"},
+            "--rounds": {"type": int, "default": 5, "help": "of the part backups"},
+            "--s3": {"action": "store_true", "help": "the artifacts of faults lie in a bucket of moto's server"},
+            "--seed": {"type": int, "default": 1},
+        },
     )

@@ -261,10 +261,6 @@ class Look:
         found = [pair.query async for pair in self.client.sampler.list_pairs(one.about)]
         return "" if found == [one.said] else f"has {found}"
 
-    async def _run(self, one: Answer) -> str:
-        found = await self.client.sampler.get_run(one.about)
-        return found.error if found.state is WorkState.FAILED else ""
-
     async def _ended_run(self, one: Answer) -> str:
         found = await self.client.sampler.get_run(one.about)
         now = (found.state, found.progress.judgements)
@@ -274,9 +270,12 @@ class Look:
         tasks = [task async for task in self.client.people.list_tasks(one.about)]
         return "" if one.said in {answer.answer_id for task in tasks for answer in task.answers} else "it is not there"
 
-    async def _job(self, one: Answer) -> str:
-        found = await self.client.trainer.get_job(one.about)
+    async def _run(self, one: Answer) -> str:
+        get = self.client.sampler.get_run if one.kind == "run" else self.client.trainer.get_job
+        found: Any = await get(one.about)
         return found.error if found.state is WorkState.FAILED else ""
+
+    _job = _run
 
     async def _ended_job(self, one: Answer) -> str:
         found = await self.client.trainer.get_job(one.about)

@@ -5,14 +5,16 @@ The digest of the files that are read and of the settings AEENC_<SERVICE>_* is a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import aeenc
+from aeenc import values
 from services.launcher.fleet import SERVICES, Fleet, Options
 from services.store.files import sha256_of
 from services.store.life_cycles import digest
@@ -41,15 +43,38 @@ def _content(path: Path) -> dict[str, str]:
     return {one.as_posix(): sha256_of(path / one) for one in names if not any(p.startswith(".") for p in one.parts)}
 
 
+def home_of(home: Path, *read: Path) -> Path:
+    """The directory of the fleet that reads these files with today's settings."""
+    return home.with_name(f"{home.name}-{inputs_digest(*read)}")
+
+
 @contextmanager
-def kept_fleet(home: Path, *read: Path, oracles: Mapping[str, str] = MappingProxyType({})) -> Iterator[aeenc.Client]:
-    """A client of the fleet in `home`, whose name gets the digest of what is read; the fleet ends with the block."""
-    fleet = Fleet(home.with_name(f"{home.name}-{inputs_digest(*read)}"))
-    fleet.down()  # one that was left behind has other settings
-    try:
-        targets = fleet.up(Options(base_port=0, oracles=dict(oracles)), lambda text: print(f"  {text}", flush=True))
-        services = {name: targets[name] for name in SERVICES}
-        with aeenc.connect(**services, retry=aeenc.PATIENT) as client:
-            yield client
-    finally:
-        fleet.down()
+def kept_fleet(home: Path, *read: Path, **options: Any) -> Iterator[aeenc.Client]:
+    """A client of the fleet in `home_of` what is read; the fleet ends with the block. `options` are those of `up`.
+
+    Ends the process where another one works in that home: `down` ends the services of whoever does.
+    """
+    fleet = Fleet(home_of(home, *read))
+    fleet.home.mkdir(parents=True, exist_ok=True)
+    path = fleet.home / "bench.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told = "is held by another benchmark, whose services this one would end; run it once that has ended"
+            raise SystemExit(f"{path} {told}") from None
+        try:
+            fleet.down()  # one that was left behind has other settings
+            targets = fleet.up(Options(base_port=0, **options), lambda text: print(f"  {text}", flush=True))
+            with aeenc.connect(**{name: targets[name] for name in SERVICES}, retry=aeenc.PATIENT) as client:
+                yield client
+        finally:
+            fleet.down()
+
+
+def ended_job(client: aeenc.Client, told: str, **fields: Any) -> values.Job:
+    """The job of an idempotency key, started unless it was before, to its end. One that fails ends the process."""
+    job = client.trainer.wait(client.trainer.start_job(**fields).id)
+    if job.state != values.WorkState.SUCCEEDED:
+        raise SystemExit(f"{told}: {job.error}")
+    return job

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,17 +77,20 @@ def run(coroutine: Any) -> Any:
 
 
 def run_parts(
-    name: str, doc: str | None, parts: Mapping[str, Callable[[Rows, Any], Any]], **options: Mapping[str, Any]
+    name: str,
+    doc: str | None,
+    parts: Mapping[str, Callable[[Rows, Any], Any]],
+    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """The command of a benchmark: runs all parts, or those that `--only` names, and ends the process.
 
-    A part takes the rows and the options, and may be a coroutine. `options` are argparse's, by name.
+    A part takes the rows and the options, and may be a coroutine. `options` are what argparse's `add_argument` takes.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     told = "some parts; their results get a name of their own"
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), help=told)
     for option, how in options.items():
-        parser.add_argument(f"--{option.replace('_', '-')}", **how)
+        parser.add_argument(option, **how)
     given = parser.parse_args()
     rows = Rows.of(name, given.only, parts)
     for part in filter(given.only.__contains__, parts):

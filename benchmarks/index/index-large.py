@@ -58,12 +58,6 @@ def running_ivf(root: Path, encoder: str) -> AbstractAsyncContextManager[IndexFl
     return running_index(root, encoder_target=encoder, engine="ivf", environment={"OMP_NUM_THREADS": "1"})
 
 
-def resident_bytes(index: IndexFleet) -> int:
-    """Resident memory, anonymous and of files."""
-    lines = Path(f"/proc/{index.process.pid}/status").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssFile:"))) * 1024
-
-
 async def large(rows: Rows, count: int) -> None:
     """Prints the rows of a corpus of `count` premises."""
     cloud = await asyncio.to_thread(Cloud)
@@ -99,7 +93,7 @@ async def large(rows: Rows, count: int) -> None:
                     await filtered(rows, client, flat, queries[:FILTERED], exact=exact)
                 async for _ in client.index.list_premises(CORPUS):  # and every premise
                     pass
-                ratio = resident_bytes(index) / flat.vectors.nbytes
+                ratio = 1e6 * index.process.resident_mb() / flat.vectors.nbytes
                 bar = 1.3 if count >= MILLION else 10  # the process itself takes 150 MB
                 rows.at_most(f"{name}: resident over raw, all touched", ratio, "x", bar, flat.vectors.nbytes)
 

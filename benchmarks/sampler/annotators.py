@@ -179,12 +179,25 @@ def reading(trees: Sequence[Tree], world: World) -> dict[str, float]:
     return {"read_per_completed": read / max(complete, 1), "completed": complete / len(trees)}
 
 
+def quality(running: Research, world: World, ahead: Sequence[Tree], version: str) -> dict[str, float]:
+    """What a version is worth: on the trees ahead, and on dev."""
+    world.serve(version)
+    strict = running.evaluate("dev", version=version, strict_only=True)["strict"]
+    return {**reading(ahead, world), "MAP": strict["MAP"], "Hit@50": strict["Hit@50"]}
+
+
+def in_order(running: Research, order: int) -> list[Tree]:
+    """The trees of train in an order."""
+    trees = list(running.dataset.trees("train"))
+    random.Random(f"order {order}").shuffle(trees)
+    return trees
+
+
 def stages(
     running: Research, world: World, order: int, seed: int, arm: str, kept: dict[str, Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each stage of an arm, with what is measured after it."""
-    trees = list(running.dataset.trees("train"))
-    random.Random(f"order {order}").shuffle(trees)
+    trees = in_order(running, order)
     ahead = trees[NEXT_FROM : NEXT_FROM + NEXT]
     version, pretrained = running.pretrained(), running.pretrained()
     judged, position = Judged(), 0
@@ -207,12 +220,8 @@ def stages(
         job = {**JOB, "run_ids": [imported.run_id], "seed": seed}
         version = str(running.train(key, job).version)
         if key not in kept:
-            world.serve(version)
-            strict = running.evaluate("dev", version=version, strict_only=True)["strict"]
             kept[key] = {
-                **reading(ahead, world),
-                "MAP": strict["MAP"],
-                "Hit@50": strict["Hit@50"],
+                **quality(running, world, ahead, version),
                 "read": judged.read,
                 "trees": judged.trees,
                 "found": judged.found / judged.gold,
@@ -228,12 +237,8 @@ def untrained(running: Research, world: World, order: int, kept: dict[str, Any])
     """The pre-trained encoder on the trees ahead and on dev."""
     key = f"annotators-{order}-untrained"
     if key not in kept:
-        trees = list(running.dataset.trees("train"))
-        random.Random(f"order {order}").shuffle(trees)
-        world.serve(running.pretrained())
-        strict = running.evaluate("dev", version=running.pretrained(), strict_only=True)["strict"]
-        ahead = reading(trees[NEXT_FROM : NEXT_FROM + NEXT], world)
-        kept[key] = {**ahead, "MAP": strict["MAP"], "Hit@50": strict["Hit@50"]}
+        ahead = in_order(running, order)[NEXT_FROM : NEXT_FROM + NEXT]
+        kept[key] = quality(running, world, ahead, running.pretrained())
     return dict(kept[key])
 
 

@@ -148,7 +148,9 @@ if __name__ == "__main__":
         "sampler",
         __doc__,
         {"speed": speed_and_pairs, "memory": memory},
-        trees={"type": int, "default": 1313},
-        in_flight={"type": int, "default": 10_000, "help": "hypotheses of the run whose memory is measured"},
-        rounds={"type": int, "default": 2, "help": "how often the two ways take turns"},
+        {
+            "--trees": {"type": int, "default": 1313},
+            "--in-flight": {"type": int, "default": 10_000, "help": "hypotheses of the run whose memory is measured"},
+            "--rounds": {"type": int, "default": 2, "help": "how often the two ways take turns"},
+        },
     )

@@ -382,9 +382,11 @@ if __name__ == "__main__":
         "workbench",
         __doc__,
         {"page": page, "times": times, "kills": kills, "walks": walks},
-        hypotheses={"type": int, "default": 400, "help": "of the run of `kills`"},
-        think_s={"type": float, "default": 0.5, "help": "mean seconds that a person thinks in `kills`"},
-        answers={"type": int, "default": 500, "help": "of `walks`"},
-        longest_s={"type": float, "default": 3600.0, "help": "seconds after which `walks` ends in any case"},
-        seed={"type": int, "default": 0, "help": "of `walks`"},
+        {
+            "--hypotheses": {"type": int, "default": 400, "help": "of the run of `kills`"},
+            "--think-s": {"type": float, "default": 0.5, "help": "mean seconds that a person thinks in `kills`"},
+            "--answers": {"type": int, "default": 500, "help": "of `walks`"},
+            "--longest-s": {"type": float, "default": 3600.0, "help": "seconds after which `walks` ends in any case"},
+            "--seed": {"type": int, "default": 0, "help": "of `walks`"},
+        },
     )

@@ -61,6 +61,11 @@ class Watch:
     largest: dict[str, int] = field(default_factory=dict)
     killed: list[float] = field(default_factory=list)
 
+    @property
+    def gib(self) -> dict[str, float]:
+        """The largest of each kind, in GiB."""
+        return {kind: round(size / GIB, 2) for kind, size in self.largest.items()}
+
     def look(self) -> None:
         """Measures all processes once."""
         for pid, line in _processes():
@@ -160,7 +165,7 @@ async def quick(rows: Rows, home: Path, sources: list[str], count: int, compared
         name = f"{count:,} facts on Ray, {WORKERS} workers, {len(watch.killed)} killed"
         rows.at_most(f"{name}: premises lost or double", lost_or_double(generation, ids, texts), "", 0, texts)
         rows.at_most(f"{name}: encoded again, in shards a kill", _share(again, watch), "", 1.0, SHARD_FACTS)
-        _memory(rows, name, watch)
+        rows.at_most(f"{name}: memory of any process", max(watch.gib.values()), "GiB", 2.0, watch.gib)
         rows.note(f"{name}: facts a second, start and checks included", round(found["facts_per_s"]), "/s")
         await _same(rows, index, targets, environment, few, compared)
 
@@ -189,8 +194,3 @@ def _build_command(targets: dict[str, str], corpus: str, facts: Path, *options: 
 
 def _share(again: int, watch: Watch) -> float:
     return round(again / SHARD_FACTS / max(len(watch.killed), 1), 3)
-
-
-def _memory(rows: Rows, name: str, watch: Watch) -> None:
-    found = {kind: round(size / GIB, 2) for kind, size in watch.largest.items()}
-    rows.at_most(f"{name}: memory of any process", max(found.values()), "GiB", 2.0, found)

@@ -72,8 +72,7 @@ async def large(rows: Rows, home: Path, count: int) -> None:
             found, watch = await asyncio.to_thread(run_build, targets, environment, facts, CORPUS, lambda _: False)
         minutes = (found["seconds"] - cloud.seconds) / 60
         rows.at_most(f"{name}: built, but for the making of vectors", round(minutes, 1), "min", 60, found["seconds"])
-        sizes = {kind: round(size / GIB, 2) for kind, size in watch.largest.items()}
-        rows.note(f"{name}: anonymous memory of building, largest", max(sizes.values()), "GiB", sizes)
+        rows.note(f"{name}: anonymous memory of building, largest", max(watch.gib.values()), "GiB", watch.gib)
         generation = opened(index.artifacts_dir, CORPUS, found["generation"])
         task, bare, kept = await asyncio.to_thread(_bare, generation, cloud.queries)
         async with (

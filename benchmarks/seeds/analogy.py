@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 import aeenc
@@ -42,8 +43,9 @@ from aeenc.evaluation import (
     selection_metrics,
     shifts,
 )
-from benchmarks.harness.kept_fleet import kept_fleet
+from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT
+from benchmarks.tables.drawing import keep
 from services.trainer.models.word_vectors import WordVectors, write_base_model
 
 HOME = ROOT / ".aeenc" / "bench" / "analogy"
@@ -189,7 +191,9 @@ class Measured:
         if corpus not in {found.corpus for found in self._client.index.list_corpora()}:
             texts = selection.candidates()
             self._client.index.build(corpus, [values.Premise(id=f"a{n}", text=text) for n, text in enumerate(texts)])
-        job = self._client.trainer.start_job(
+        ended = ended_job(
+            self._client,
+            f"{selection.name}, p = {number}, seed {seed}",
             corpus=corpus,
             data_sets=[selection.name],
             split=selection.training_split,
@@ -201,9 +205,6 @@ class Measured:
             seed=seed,
             idempotency_key=f"analogy-{selection.name}-{number}-{seed}-{self._epochs}",
         )
-        ended = self._client.trainer.wait(job.id)
-        if ended.state != values.WorkState.SUCCEEDED:
-            raise SystemExit(f"{selection.name}, p = {number}, seed {seed}: {ended.error}")
         self._client.registry.publish(ended.version, label="analogy", wait_s=120, force=True)
         return self.encode(ended.version, self._client.trainer.get_checkpoint(ended.version).space_id)
 
@@ -271,11 +272,6 @@ def report(selection: Selection, split: str, lines: Sequence[Line], home: Path) 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Draws MAP and MRR over the number of prototypes, a line for each system."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     figure, axes = plt.subplots(ncols=2, figsize=(8, 3.5), sharey=True)
     for axis, name in zip(axes, ("map", "mrr"), strict=True):
         for line in lines:
@@ -285,9 +281,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         axis.set_title(name.upper())
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    keep(figure, path)
 
 
 def selections_of(data: Path, split: str, numbers: Sequence[int]) -> list[Selection]:

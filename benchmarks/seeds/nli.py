@@ -33,7 +33,7 @@ import aeenc
 from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.files.lines import text_lines
-from benchmarks.harness.kept_fleet import kept_fleet
+from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT, Rows
 from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.training_set import JudgedPair
@@ -136,7 +136,9 @@ class Measured:
 
     def trained(self, name: str, seed: int, epochs: int) -> Quality:
         """Trains a row with a seed, unless that was done before, and measures it."""
-        job = self._client.trainer.start_job(
+        ended = ended_job(
+            self._client,
+            f"{name}, seed {seed}",
             corpus=CORPUS,
             data_sets=["nli"],
             mode="siamese",
@@ -146,9 +148,6 @@ class Measured:
             idempotency_key=f"{name}-{seed}-{epochs}-{self._items}",
             **LOSSES[name],
         )
-        ended = self._client.trainer.wait(job.id)
-        if ended.state != values.WorkState.SUCCEEDED:
-            raise SystemExit(f"{name}, seed {seed}: {ended.error}")
         tandem = self._client.trainer.get_checkpoint(ended.version).tandem
         if tandem is None:
             raise SystemExit(f"{name}, seed {seed}: the job left no generation")

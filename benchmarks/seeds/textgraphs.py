@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot as plt
 
 import aeenc
-from aeenc import values
 from aeenc.cli.corpus import ensure_corpus
 from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.evaluation import (
@@ -39,8 +39,9 @@ from aeenc.evaluation import (
     recall_by_grade,
     strict_gold,
 )
-from benchmarks.harness.kept_fleet import kept_fleet
+from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT
+from benchmarks.tables.drawing import keep
 
 HOME = ROOT / ".aeenc" / "bench" / "textgraphs"
 LENGTH = 200
@@ -115,7 +116,9 @@ class Ladder:
         """
         told = json.dumps(fields, sort_keys=True)
         fields = {"targets": "grades" if self.graded else "binary", **fields}
-        job = self.client.trainer.start_job(
+        return ended_job(
+            self.client,
+            f"the job of seed {seed} has failed",
             corpus=self.corpus,
             data_sets=["own"],
             split=TRAINING_SPLIT,
@@ -123,12 +126,8 @@ class Ladder:
             candidates="iterative_lexical",
             seed=seed,
             idempotency_key=f"seeds-{seed}-{self.corpus}-{told}",
-            **fields,  # type: ignore[arg-type]
-        )
-        ended = self.client.trainer.wait(job.id)
-        if ended.state != values.WorkState.SUCCEEDED:
-            raise SystemExit(f"job {ended.id} of seed {seed} has failed: {ended.error}")
-        return ended.version
+            **fields,
+        ).version
 
     def serve(self, versions: Sequence[str]) -> None:
         """Has the encoder serve cross-encoders, each under a label of its own."""
@@ -228,11 +227,6 @@ def write_predictions(orders: Orders, dataset: Source, split: str, path: Path) -
 
 def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
     """The picture of recall by list length, one line for each grade (the paper's Figure 1)."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     grades = [list(told.values()) for told in gold.values()]
     figure, axis = plt.subplots(figsize=(6, 4))
     for grade, recalls in recall_by_grade(ranks_in(orders, gold), grades, PICTURE_LENGTHS).items():
@@ -244,9 +238,7 @@ def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
     axis.set_ylim(0, 1)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    keep(figure, path)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,11 +15,19 @@ from benchmarks.tables.table_text import MeasuredRow
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 OURS, PAPER = "#3b6ea5", "#d1495b"
 KINDS = {"TP": "#2a9d8f", "FN": "#e9a23b", "FP": "#8a8d91"}
 DPI = 150
+
+
+def keep(figure: Figure, path: Path, **layout: Any) -> None:
+    """Writes a picture and forgets it."""
+    figure.tight_layout(**layout)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
 
 
 def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path) -> None:
@@ -43,9 +52,7 @@ def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path
         Line2D([], [], color=PAPER, marker="D", linestyle="", label=source),
     ]
     figure.legend(handles=handles, loc="upper right", ncols=2, frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / (1.4 + 0.32 * len(rows))))
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    keep(figure, path, rect=(0, 0, 1, 1 - 0.35 / (1.4 + 0.32 * len(rows))))
 
 
 def draw_distributions(
@@ -76,9 +83,7 @@ def draw_distributions(
         axes[0][column].set_title(name, fontsize=10)
     for line in axes:
         line[0].set_ylabel("density")
-    figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    keep(figure, path)
 
 
 def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: Path) -> None:
@@ -95,6 +100,4 @@ def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: P
     axis.set_xlim(0, 1.6 * max(ms for ms, _ in points.values()))
     axis.margins(y=0.15)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    keep(figure, path)

@@ -49,12 +49,7 @@ class Encoder:
     round: int = 0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """An encoder, and the cosines of the pairs by it."""
-
-    encoder: Encoder
-    cosines: Kinds
+Measured = tuple[Encoder, Kinds]  # an encoder, and the cosines of the pairs by it
 
 
 def untrained(running: Research) -> Encoder:
@@ -182,7 +177,7 @@ def measure_all(names: Sequence[str], split: str) -> tuple[dict[str, list[Pair]]
         for name in names:
             try:
                 encoder = SYSTEMS[name](running)
-                systems[name] = Measured(encoder, cosines(running, encoder.version, pairs))
+                systems[name] = encoder, cosines(running, encoder.version, pairs)
                 print(f"{name}: measured", flush=True)
             except (Unfinished, AeencError) as error:
                 reasons[name] = str(error)
@@ -221,13 +216,13 @@ def told_of(
 
     Queries in `learned` are train's; `groups` maps each query to its group of trees.
     """
-    before = systems.get(UNTRAINED)
+    before = systems[UNTRAINED][1] if UNTRAINED in systems else None
     told: dict[str, dict[str, Any]] = {}
-    for name, one in systems.items():
-        unseen = summary(without_seen(one.cosines, pairs, learned))
-        told[name] = {**asdict(one.encoder), "cosine": summary(one.cosines), "unseen": unseen}
+    for name, (encoder, found) in systems.items():
+        unseen = summary(without_seen(found, pairs, learned))
+        told[name] = {**asdict(encoder), "cosine": summary(found), "unseen": unseen}
         if before is not None and name != UNTRAINED and pairs["FN"] and pairs["FP"]:
-            told[name]["nearer"] = nearer(before.cosines, one.cosines, pairs, groups)
+            told[name]["nearer"] = nearer(before, found, pairs, groups)
     return told
 
 
@@ -256,7 +251,7 @@ def main() -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
     path.with_suffix(".md").write_text(page(record, reasons))
     if systems.keys() == record["systems"].keys():  # else the picture, which needs every pair, stays
-        drawn = {name: {"token overlap": overlaps, "cosine": one.cosines} for name, one in systems.items()}
+        drawn = {name: {"token overlap": overlaps, "cosine": found} for name, (_, found) in systems.items()}
         draw_distributions(drawn, MEASURES, path.with_suffix(".png"))
 
 

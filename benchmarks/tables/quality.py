@@ -34,7 +34,7 @@ from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
 from aeenc.trees import HELD_OUT, Dataset, Tree, write_folds
 from benchmarks.harness.entailmentbank import entailmentbank
-from benchmarks.harness.kept_fleet import inputs_digest
+from benchmarks.harness.kept_fleet import home_of
 from benchmarks.harness.rows import Rows
 from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, difference, means_of
 from benchmarks.tables.drawing import draw_stages
@@ -71,7 +71,7 @@ FOLDS = 5
 
 def fold_directories(dataset: Dataset) -> Mapping[str, Path]:
     """The folds of the data by name; written once for the same files."""
-    to = HOME / f"folds-{inputs_digest(dataset.directory)}"
+    to = home_of(HOME / "folds", dataset.directory)
     if not to.is_dir():
         with whole_folder(to) as temporary:
             write_folds(dataset, temporary, number=FOLDS)
@@ -326,7 +326,7 @@ def latency(rows: Rows, running: Folds) -> None:
     brief = {**RERANKER, "epochs": 1, "items_per_epoch": BRIEF, "validation": judged[:BRIEF]}
     scorer = research.train("latency", brief).version
     research.serve(running.version(0))
-    research.score_with(str(scorer))
+    research.publish(str(scorer))
     quality = {name: figure([measure(research, way)]) for name, way in STAGES.items()}
     ways = {**STAGES, "all that, a cross-encoder over 20": ORDERED_RERANKED}
     if better := record_of("ours-ordered-reranked", SPLIT, 0):

@@ -6,7 +6,6 @@ goes on.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import aeenc
 from aeenc import Retrieval, values
@@ -30,11 +30,10 @@ from aeenc.loop import Journal, Loop, LoopPlan, pretrained
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2
 from benchmarks.harness.entailmentbank import DATA
-from benchmarks.harness.kept_fleet import inputs_digest
+from benchmarks.harness.kept_fleet import home_of, kept_fleet
 from benchmarks.harness.rows import ROOT
 from benchmarks.tables.by_tree import BY_QUERY, JUMP, by_query, jump, own_is_premise
 from benchmarks.tables.table_text import deeper_metrics
-from services.launcher.fleet import Fleet, Options
 from services.store.registry_rows import CROSS_ENCODERS
 from services.trainer.models.base_model import DEFAULT_NAME
 
@@ -98,13 +97,10 @@ class Research:
 
     def serve(self, version: str) -> None:
         """Points `stable` at a version, waits until the encoder serves it, and has the corpus searched in its space."""
-        self._search_in(self._publish(version).space_id)
+        self._search_in(self.publish(version).space_id)
 
-    def score_with(self, version: str) -> None:
-        """Has the encoder score pairs by a version of a cross-encoder."""
-        self._publish(version)
-
-    def _publish(self, version: str) -> values.Label:
+    def publish(self, version: str) -> values.Label:
+        """Has the encoder serve a version, or score pairs by it where it is a cross-encoder."""
         published = self.client.registry.publish(version, wait_s=PUBLISH_S, force=True)
         if not published.complete:
             raise Unfinished(f"the encoder does not serve {version}: {[one.reason for one in published.rollouts]}")
@@ -218,46 +214,11 @@ def research(
     data_sets |= {name: str(path.resolve()) for name, path in further.items()}
     chosen = {"base_model": base_model, "data_sets": json.dumps(data_sets), **settings}
     read = [directory, *([INFERENCES] if INFERENCES.is_file() else [])]
-    with _environment(chosen), _held(home / f"{base_model.replace('/', '--')}-{inputs_digest(*read)}") as fleet:
-        try:
-            fleet.down()  # one that was left behind has other settings
-            options = Options(base_port=0, gold_trees=str(directory.resolve()), gold_split=TRAINING_SPLIT)
-            targets = fleet.up(options, lambda text: print(f"  {text}", flush=True))
-            client = aeenc.connect(**{name: targets[name] for name in ("encoder", "index", "sampler", "trainer")})
-            try:
-                yield Research(client, dataset, ensure_corpus(client, dataset), fleet.home)
-            finally:
-                client.close()
-        finally:
-            fleet.down()
-
-
-@contextmanager
-def _held(home: Path) -> Iterator[Fleet]:
-    """The fleet of a home, kept from others: `down` ends the services of whoever works there. Ends the process then."""
-    home.mkdir(parents=True, exist_ok=True)
-    path = home / "research.lock"
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SystemExit(
-                f"{path} is held by another `make table1`, `make figure3` or `make bench NAME=trainer`, whose services "
-                "this one would end; run it once that has ended"
-            ) from None
-        yield Fleet(home)
-
-
-@contextmanager
-def _environment(settings: Mapping[str, object]) -> Iterator[None]:
-    """The trainer's settings as variables, for as long as the block."""
-    before = {name: os.environ.get(name) for name in map(_variable, settings)}
-    os.environ.update({_variable(name): str(value) for name, value in settings.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    base = home / base_model.replace("/", "--")
+    with patch.dict(os.environ, {f"AEENC_TRAINER_{name.upper()}": str(value) for name, value in chosen.items()}):
+        gold = {"gold_trees": str(directory.resolve()), "gold_split": TRAINING_SPLIT}
+        with kept_fleet(base, *read, **gold) as client:
+            yield Research(client, dataset, ensure_corpus(client, dataset), home_of(base, *read))
 
 
 def at_hand(base_model: str) -> str:
@@ -277,7 +238,3 @@ def _check_known(fields: Mapping[str, Any]) -> None:
     unknown = set(fields) - set(trainer_pb2.JobConfig.DESCRIPTOR.fields_by_name)
     if unknown:
         raise Unfinished(f"jobs of this build have no {', '.join(sorted(unknown))}")
-
-
-def _variable(name: str) -> str:
-    return f"AEENC_TRAINER_{name.upper()}"

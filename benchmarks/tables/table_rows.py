@@ -176,7 +176,7 @@ def tuned(name: str, fields: Mapping[str, Any], grid: Sequence[Mapping[str, floa
 
 def reranked(research: Research, split: str, seed: int) -> dict[str, Any]:
     """Row `ours-full` with a cross-encoder that one more job has trained."""
-    research.score_with(scorer_of(research, seed))
+    research.publish(scorer_of(research, seed))
     research.serve(version_of(research, "ours", OURS, seed))
     return research.evaluate(split, retrieval=RERANKED)
 
@@ -192,7 +192,7 @@ def out_of_fold(retrieval: Retrieval) -> Measure:
 
     def measure(research: Research, split: str, seed: int) -> dict[str, Any]:
         if retrieval.rerank:
-            research.score_with(scorer_of(research, seed))
+            research.publish(scorer_of(research, seed))
         research.serve(str(research.train("whole", {**OURS, "seed": seed, "validation": []}).version))
         return research.evaluate(split, retrieval=retrieval)
 

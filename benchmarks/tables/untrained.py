@@ -24,11 +24,11 @@ def tf_idf(dataset: Dataset, split: str) -> dict[str, Any]:
     """TF-IDF by scikit-learn with its defaults, fitted on the candidates."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    texts, queries = _texts(dataset), _queries(dataset, split)
+    texts, queries, ordinals = _asked(dataset, split)
     vectorizer = TfidfVectorizer()
     premises = vectorizer.fit_transform(texts).toarray()
     vectors = vectorizer.transform([query.text for query in queries]).toarray()
-    return _told(evaluate(queries, vectors, premises, _ordinals(texts)), dataset, split)
+    return _told(evaluate(queries, vectors, premises, ordinals), dataset, split)
 
 
 def bm25(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -50,9 +50,9 @@ def iterative_bm25(dataset: Dataset, split: str) -> dict[str, Any]:
 
 
 def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, Mask | None], Ranks]) -> dict[str, Any]:
-    texts, queries = _texts(dataset), _queries(dataset, split)
+    texts, queries, ordinals = _asked(dataset, split)
     index = LexicalIndex.of(texts, LexicalSettings(words="words", first_scale=1.0))
-    standard = GoldStandard.of(queries, _ordinals(texts))
+    standard = GoldStandard.of(queries, ordinals)
     strict, paper = [], []
     for query, own, gold, kept in zip(standard.queries, standard.own, standard.gold, standard.kept, strict=True):
         terms = index.terms(query.text)
@@ -65,6 +65,13 @@ def _ranked(dataset: Dataset, split: str, rank: Callable[[LexicalIndex, Terms, M
         allowed[own] = False
         strict.append(_positions(rank(index, terms, allowed), kept, len(texts)))
     return _told(Report.of(standard, strict, paper, candidates=len(texts)), dataset, split)
+
+
+def _asked(dataset: Dataset, split: str) -> tuple[list[str], list[EvaluationQuery], dict[str, int]]:
+    """The texts of the candidates, the queries, and the ordinal of each text."""
+    texts = [candidate.text for candidate in dataset.candidates()]
+    queries = [EvaluationQuery(query.text, query.gold) for query in dataset.queries(split)]
+    return texts, queries, {text: ordinal for ordinal, text in enumerate(texts)}
 
 
 def _told(report: Report, dataset: Dataset, split: str) -> dict[str, Any]:
@@ -80,15 +87,3 @@ def _positions(found: Ranks, gold: Ranks, rows: int) -> Ranks:
     ranks = np.full(rows, UNRANKED, dtype=np.int64)
     ranks[found] = np.arange(1, len(found) + 1)
     return ranks[gold]
-
-
-def _texts(dataset: Dataset) -> list[str]:
-    return [candidate.text for candidate in dataset.candidates()]
-
-
-def _queries(dataset: Dataset, split: str) -> list[EvaluationQuery]:
-    return [EvaluationQuery(query.text, query.gold) for query in dataset.queries(split)]
-
-
-def _ordinals(texts: list[str]) -> dict[str, int]:
-    return {text: ordinal for ordinal, text in enumerate(texts)}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks.encoder import gpu
-from benchmarks.encoder.gpu_encoders import ours, plain_torch
 from benchmarks.encoder.gpu import make_model, make_texts
+from benchmarks.encoder.gpu_encoders import ours, plain_torch
 from benchmarks.harness import rows
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from aeenc.errors import VersionNotLoaded
-from benchmarks.seeds.nli import Measured
-from benchmarks.seeds.nli import ScoredPair
+from benchmarks.seeds.nli import Measured, ScoredPair
 
 SPACES = {"q-base": "s-base", "q-trained": "s-trained"}
 SIMILAR = [ScoredPair("a", "b", 1.0), ScoredPair("a", "c", 5.0), ScoredPair("b", "c", 3.0)]

@@ -122,7 +122,7 @@ def test_unseen_queries_and_the_interval_by_tree_stand_beside_the_whole():
     before = {"TP": np.array([]), "FN": np.array([0.1, 0.2, 0.3]), "FP": np.array([0.9, 0.8, 0.8])}
     after = {"TP": np.array([]), "FN": np.array([0.2, 0.4, 0.5]), "FP": np.array([0.8, 0.8, 0.8])}
     systems = {"untrained": before, "tuned": after}
-    measured = {name: figure3.Measured(figure3.Encoder(name), cosines) for name, cosines in systems.items()}
+    measured = {name: (figure3.Encoder(name), cosines) for name, cosines in systems.items()}
     seen, groups = {"a"}, group_of(trees)
     told = figure3.told_of(measured, pairs, seen, groups)
     assert told["untrained"]["unseen"]["FN"] == {"pairs": 2, "mean": pytest.approx(0.25), "sd": pytest.approx(0.05)}

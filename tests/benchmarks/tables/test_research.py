@@ -9,6 +9,7 @@ import pytest
 
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2, types_pb2
+from benchmarks.harness import kept_fleet as kept
 from benchmarks.tables import research as module
 from benchmarks.tables.research import Research, Unfinished, research
 from benchmarks.tables.table_rows import BY_NAME
@@ -91,22 +92,22 @@ def _looped(research, *args, **fields):
 
 def test_a_home_in_which_another_run_works_is_refused_before_its_services_are_touched(trees, tmp_path, monkeypatch):
     touched = []
-    monkeypatch.setattr(module.Fleet, "down", lambda self: touched.append(self.home))
-    monkeypatch.setattr(module.Fleet, "up", lambda *_: pytest.fail("it starts services"))
-    monkeypatch.setattr(module, "inputs_digest", lambda *_: "digest")
+    monkeypatch.setattr(kept.Fleet, "down", lambda self: touched.append(self.home))
+    monkeypatch.setattr(kept.Fleet, "up", lambda *_: pytest.fail("it starts services"))
+    monkeypatch.setattr(kept, "inputs_digest", lambda *_: "digest")
     held = tmp_path / "base-digest"
     held.mkdir()
-    with (held / "research.lock").open("w") as lock:
+    with (held / "bench.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(SystemExit, match=r"research\.lock is held by another .*once that has ended"):
+        with pytest.raises(SystemExit, match=r"bench\.lock is held by another .*once that has ended"):
             research("base", directory=trees, home=tmp_path).__enter__()
     assert not touched
 
 
 def test_other_gold_among_the_same_premises_and_other_settings_have_a_home_of_their_own(trees, tmp_path, monkeypatch):
     homes = []
-    monkeypatch.setattr(module.Fleet, "down", lambda _: None)
-    monkeypatch.setattr(module.Fleet, "up", lambda self, *_: homes.append(self.home) or pytest.fail("it starts"))
+    monkeypatch.setattr(kept.Fleet, "down", lambda _: None)
+    monkeypatch.setattr(kept.Fleet, "up", lambda self, *_: homes.append(self.home) or pytest.fail("it starts"))
 
     def start(**settings):
         with pytest.raises(pytest.fail.Exception):
