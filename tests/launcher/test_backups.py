@@ -7,6 +7,8 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from typer.testing import CliRunner
 
 from aeenc import errors
 from aeenc.cli.main import app
-from services.corpus.active import read_active
+from services.corpus.active import latest_move, note_change, read_active
 from services.corpus.generation import folder_of
-from services.launcher.backups import making
+from services.corpus.moves import MoveRequest
+from services.launcher.backups import making, store_files
 from services.launcher.backups.archive import MANIFEST, Backup
 from services.launcher.backups.keys import Key, pattern, put
 from services.launcher.backups.restoring import restore
@@ -148,6 +151,45 @@ async def test_a_backup_of_corpora_that_move_all_the_time_is_none(
     with pytest.raises(errors.Unavailable, match="have moved 3 times"):
         await here.back_up(tmp_path / "backup.tar")
     assert not (tmp_path / "backup.tar").exists()
+
+
+async def test_explanations_that_are_put_all_the_time_are_in_a_backup_as_the_last_move_names_them(
+    here: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis knows nothing of them, so nobody waits until nobody puts any."""
+    generation, puts = here.activate("premises"), iter(range(100))
+
+    def explain() -> None:
+        name = f"{next(puts):012}-a.json"
+        here.store.documents.write(f"{folder_of(CORPUS)}/.explanations/{name}", b"{}")
+        before = latest_move(here.store, CORPUS).explanations
+        note_change(here.store, CORPUS, MoveRequest("explain"), lambda last: replace(last, explanations=name))
+        if before:
+            here.store.documents.remove(f"{folder_of(CORPUS)}/.explanations/{before}")
+
+    capture, small_files, seen = making.capture, store_files._small_files, []
+
+    async def racing(redis: Redis, keys: str) -> making.Captured:
+        explain()
+        return await capture(redis, keys)
+
+    def replaced(folder: Path) -> Iterator[Path]:
+        found = list(small_files(folder))
+        yield from (path for path in found if path.parent.name == ".moves")
+        if not seen:  # what the last record names goes before it is read
+            seen.append(folder)
+            explain()
+        yield from (path for path in found if path.parent.name != ".moves")
+
+    monkeypatch.setattr(making, "capture", racing)
+    monkeypatch.setattr(store_files, "_small_files", replaced)
+    explain()
+    made = await here.back_up(tmp_path / "backup.tar")
+    backup = opened(tmp_path / "backup.tar")
+    names = [name.rpartition("/")[2] for name in backup.manifest["files"] if ".explanations" in name]
+    moves = sorted(name for name in backup.manifest["files"] if ".moves" in name)
+    assert (made.damaged, backup.manifest["corpora"]) == ((), {CORPUS: generation})
+    assert json.loads(backup.read(moves[-1]))["explanations"] in names
 
 
 def test_a_redis_with_a_password_is_backed_up_with_what_services_are_told(

@@ -22,6 +22,8 @@ from services.store.artifacts import DAMAGED, DELETED, MANIFEST, TEMPORARY, Arti
 ARTIFACTS = "artifacts"  # where they are in a backup
 CHECKPOINTS, GENERATIONS = "checkpoints", "generations"
 BUILDS = ".builds"  # journals of builds, as the index names them
+LOOKS = 10
+_EXPLAINS = b'"kind": "explain"'
 _LEFT_OUT = (TEMPORARY, DELETED, DAMAGED, BUILDS, "..")  # "..": a record that is being written
 
 
@@ -75,27 +77,18 @@ class Records:
 
     @property
     def moves(self) -> dict[str, bytes]:
-        """Those that say what is active."""
-        return {name: data for name, data in self.files.items() if f"/{MOVES}/" in name}
+        """Those that say what is active; of explanations Redis knows nothing."""
+        return {name: data for name, data in self.files.items() if f"/{MOVES}/" in name and _EXPLAINS not in data}
 
 
 def read_records(store: ArtifactStore) -> Records:
-    """Reads the records of all corpora.
-
-    Moves are read first: the explanations that they name stay until the move after the next.
-    """
+    """Reads the records of all corpora."""
     files: dict[str, bytes] = {}
-    active, damaged = {}, []
+    active, damaged = {}, list[str]()
     for corpus in corpora_of(store):
-        folder = store.root / folder_of(corpus)
-        for path in sorted(_small_files(folder), key=lambda path: path.parent.name != MOVES):
-            name = f"{folder_of(corpus)}/{path.relative_to(folder)}"
-            try:
-                files[f"{ARTIFACTS}/{name}"] = path.read_bytes()
-            except FileNotFoundError:
-                continue  # replaced or swept meanwhile
-            except OSError as error:
-                damaged.append(f"{name} cannot be read ({error.strerror})")
+        of_corpus, unread = _read_small(store.root / folder_of(corpus), folder_of(corpus))
+        files |= of_corpus
+        damaged += unread
         try:
             active[corpus] = read_active(store, corpus) or ""
         except errors.AeencError as error:
@@ -103,6 +96,26 @@ def read_records(store: ArtifactStore) -> Records:
         except OSError as error:
             damaged.append(f"corpus {corpus}: its records cannot be read ({error.strerror})")
     return Records(files, active, tuple(damaged))
+
+
+def _read_small(folder: Path, prefix: str) -> tuple[dict[str, bytes], list[str]]:
+    """The small files of a corpus by their names in a backup, and what cannot be read.
+
+    They are read again where the corpus has moved meanwhile: the explanations that a move named may be gone.
+    """
+    for _ in range(LOOKS):
+        moves, files, unread = sorted(folder.glob(f"{MOVES}*/*")), dict[str, bytes](), list[str]()
+        for path in _small_files(folder):
+            name = f"{prefix}/{path.relative_to(folder)}"
+            try:
+                files[f"{ARTIFACTS}/{name}"] = path.read_bytes()
+            except FileNotFoundError:
+                continue  # replaced or swept meanwhile
+            except OSError as error:
+                unread.append(f"{name} cannot be read ({error.strerror})")
+        if moves == sorted(folder.glob(f"{MOVES}*/*")):
+            break
+    return files, unread
 
 
 def _small_files(folder: Path) -> Iterator[Path]:
