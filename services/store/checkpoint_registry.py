@@ -13,9 +13,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.redis import Script, key_prefix, unavailable_if_down
+from services.store.redis import Script, key_prefix, raising_unavailable
 from services.store.registry_rows import CheckpointRow, read_all
-from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
+from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests, text_of
 
 # KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times, precisions.
 # ARGV: version, prefix of labels' and spaces' keys, request or '', seconds
@@ -44,10 +44,7 @@ for _, versions in ipairs(redis.call('HKEYS', KEYS[8])) do
   if names(versions) then redis.call('HDEL', KEYS[8], versions) end
 end
 redis.call('ZADD', KEYS[4], redis.call('TIME')[1], ARGV[1])
-if ARGV[3] ~= '' then
-  redis.call('HSET', KEYS[6], 'content', ARGV[3])
-  redis.call('EXPIRE', KEYS[6], ARGV[4])
-end
+note(KEYS[6], ARGV[3], ARGV[4])
 return ''
 """
 
@@ -83,13 +80,14 @@ class RegistryKeys:
         return self.prefix + ":".join(parts)
 
 
+@raising_unavailable("registry")
 class CheckpointRegistry:
     """The checkpoints and spaces of one namespace. Raises Unavailable when Redis is down."""
 
     def __init__(self, redis: Redis, keys: RegistryKeys, requests: Requests) -> None:
         self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
         self._keys, self._key, self._requests = keys, keys.of, requests
-        self._bury = Script(redis, _BURY)
+        self._bury = Script(redis, NOTE + _BURY)
         self._claim = Script(redis, _CLAIM)
         self._revive = Script(redis, _REVIVE)
         self._times = keys.of("checkpoint-times")  # hash: Redis' time of each registration
@@ -109,29 +107,25 @@ class CheckpointRegistry:
             pipe.hsetnx(self._times, row.version, seconds)
             pipe.zadd(self._key("checkpoints"), {row.version: row.created_at.timestamp()}, nx=True)
 
-        async with unavailable_if_down(f"register checkpoint {row.version}"):
-            await self._redis.transaction(put, key)
+        await self._redis.transaction(put, key)
 
     async def get(self, version: str) -> CheckpointRow | None:
         """Returns a checkpoint's row; None for an unknown one."""
-        async with unavailable_if_down(f"read checkpoint {version}"):
-            data = await self._redis.get(self._key("checkpoint", version))
+        data = await self._redis.get(self._key("checkpoint", version))
         return CheckpointRow.of_json(data) if data else None
 
     async def all(self, *, readable: bool = False) -> list[CheckpointRow]:
         """Lists all checkpoints, newest first; `readable`: without those of a newer release, which the log names."""
-        async with unavailable_if_down("list checkpoints"):
-            versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
-            if not versions:
-                return []
-            rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
+        versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
+        if not versions:
+            return []
+        rows = await self._redis.mget([self._key("checkpoint", version) for version in versions])
         return read_all(CheckpointRow.of_json, rows, readable=readable)
 
     async def ages(self) -> dict[str, float]:
         """Tells how long each checkpoint has been registered, in seconds by the clock of Redis, the oldest first."""
-        async with unavailable_if_down("list checkpoints"):
-            seconds, _ = await self._redis.time()
-            times = await self._redis.hgetall(self._times)
+        seconds, _ = await self._redis.time()
+        times = await self._redis.hgetall(self._times)
         ages = {version: seconds - float(at) for version, at in times.items()}
         return dict(sorted(ages.items(), key=lambda item: -item[1]))
 
@@ -145,8 +139,7 @@ class CheckpointRegistry:
             *(self._key("deleted-checkpoint", version), self._requests.key(request), self._times),
             self._keys.precisions,
         ]
-        async with unavailable_if_down(f"delete checkpoint {version}"):
-            needed = await self._bury(keys=keys, args=[version, self._keys.prefix, text_of(request), REQUEST_TTL_S])
+        needed = await self._bury(keys=keys, args=[version, self._keys.prefix, text_of(request), REQUEST_TTL_S])
         if needed == "?":
             raise errors.NotFound(
                 f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all"
@@ -156,45 +149,38 @@ class CheckpointRegistry:
 
     async def claim_buried(self, grace_s: float) -> list[str]:
         """Lists the deleted checkpoints whose grace period is over; from now on their files may go."""
-        async with unavailable_if_down("look for deleted checkpoints"):
-            return list(await self._claim(keys=[self._keys.buried], args=[grace_s]))
+        return list(await self._claim(keys=[self._keys.buried], args=[grace_s]))
 
     async def is_buried(self, version: str) -> bool:
         """Says whether a checkpoint was deleted whose files may still be there."""
-        async with unavailable_if_down(f"look for deleted checkpoint {version}"):
-            return await self._redis.zscore(self._keys.buried, version) is not None
+        return await self._redis.zscore(self._keys.buried, version) is not None
 
     async def forget_buried(self, version: str) -> None:
         """Forgets a deleted checkpoint whose files are gone."""
-        async with unavailable_if_down(f"forget checkpoint {version}"):
-            await self._redis.delete(self._key("deleted-checkpoint", version))
-            await self._redis.zrem(self._keys.buried, version)
+        await self._redis.delete(self._key("deleted-checkpoint", version))
+        await self._redis.zrem(self._keys.buried, version)
 
     async def revive(self, version: str) -> None:
         """Makes a deleted version free to be registered again. Raises Unavailable while its files are being removed."""
-        async with unavailable_if_down(f"register checkpoint {version}"):
-            keys = [self._keys.buried, self._key("deleted-checkpoint", version)]
-            free = await self._revive(keys=keys, args=[version])
+        keys = [self._keys.buried, self._key("deleted-checkpoint", version)]
+        free = await self._revive(keys=keys, args=[version])
         if not free:
             raise errors.Unavailable(f"the files of checkpoint {version} are being removed; try again in a moment")
 
     async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:
         """Sets the checkpoint that encodes a space's premises; `default`: use the space where a call names none."""
-        async with unavailable_if_down(f"store space {space_id}"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.set(self._key("space", space_id), premise_version)
-            if default:
-                pipe.set(self._key("default_space"), space_id)
-            await pipe.execute()
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.set(self._key("space", space_id), premise_version)
+        if default:
+            pipe.set(self._key("default_space"), space_id)
+        await pipe.execute()
 
     async def space(self, space_id: str) -> str | None:
         """Returns the checkpoint that encodes a space's premises; None for an unknown space."""
-        async with unavailable_if_down(f"read space {space_id}"):
-            premise_version: str | None = await self._redis.get(self._key("space", space_id))
+        premise_version: str | None = await self._redis.get(self._key("space", space_id))
         return premise_version
 
     async def default_space(self) -> str | None:
         """Returns the space used where a call names none; None before the trainer's first start."""
-        async with unavailable_if_down("read the default space"):
-            default: str | None = await self._redis.get(self._key("default_space"))
+        default: str | None = await self._redis.get(self._key("default_space"))
         return default

@@ -24,8 +24,8 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.logs import get
 from services.store.formats import NewerFormat, check_format
-from services.store.redis import Leases, Script, WorkLease, key_prefix, unavailable_if_down
-from services.store.requests import REQUEST_TTL_S, Request, Requests
+from services.store.redis import Leases, Script, WorkLease, key_prefix, raising_unavailable
+from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests
 
 log = get(__name__)
 
@@ -66,15 +66,13 @@ if not state then return 'MISSING' end
 {REFUSED}
 local before = ARGV[8] ~= '' and redis.call('HGET', KEYS[5], 'content')
 if before then return before == ARGV[9] and 'OK' or 'USED' end
-local function note()
-  if ARGV[8] == '' then return end
-  local values = redis.call('HMGET', KEYS[1], unpack(NAMES))
-  redis.call('HSET', KEYS[5], 'content', ARGV[9])
-  for i, name in ipairs(NAMES) do redis.call('HSET', KEYS[5], name, values[i] or '') end
-  redis.call('EXPIRE', KEYS[5], ARGV[10])
+local function note_answer()
+  local values, fields = redis.call('HMGET', KEYS[1], unpack(NAMES)), {{}}
+  for i, name in ipairs(NAMES) do fields[2 * i - 1], fields[2 * i] = name, values[i] or '' end
+  note(KEYS[5], ARGV[8] ~= '' and ARGV[9] or '', ARGV[10], unpack(fields))
 end
 if string.find(ARGV[11], ' ' .. state .. ' ', 1, true) then
-  note()
+  note_answer()
   return 'OK'
 end
 if ARGV[1] ~= '' then
@@ -87,7 +85,7 @@ redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6],
 if ARGV[7] == '1' then redis.call('HSET', KEYS[1], {STAMP}) end
 if ARGV[7] == '1' then redis.call('SREM', KEYS[3], ARGV[2]) else redis.call('SADD', KEYS[3], ARGV[2]) end
 emit(KEYS[1], KEYS[4], ARGV[3])
-note()
+note_answer()
 return 'OK'
 """
 
@@ -104,10 +102,7 @@ redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('SREM', KEYS[4], ARGV[1])
 redis.call('SADD', KEYS[6], ARGV[1])
 if redis.call('GET', KEYS[7]) == ARGV[1] then redis.call('UNLINK', KEYS[7]) end
-if ARGV[3] ~= '' then
-  redis.call('HSET', KEYS[8], 'content', ARGV[3])
-  redis.call('EXPIRE', KEYS[8], ARGV[4])
-end
+note(KEYS[8], ARGV[3], ARGV[4])
 return 'OK'
 """
 
@@ -187,6 +182,7 @@ class Expired:
     reason: str
 
 
+@raising_unavailable("records")
 class LifeCycles:
     """Records, states, leases and events of one kind of work. Raises Unavailable when Redis is away.
 
@@ -209,9 +205,9 @@ class LifeCycles:
         emit = emit_script(event_fields, events_kept)
         self._create = Script(redis, emit + _CREATE + on_create + _CREATED)
         self._transition = Script(
-            redis, f"{emit}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
+            redis, f"{emit}{NOTE}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
         )
-        self._delete = Script(redis, _DELETE)
+        self._delete = Script(redis, NOTE + _DELETE)
         self._leases, self.requests = Leases(redis), Requests(redis, keys.namespace)
 
     async def create(
@@ -231,32 +227,29 @@ class LifeCycles:
         own = self._keys
         first = [own.record(work_id), own.idempotency(idempotency_key), own.all, own.active, own.events(work_id)]
         fields = [part for field in record.items() for part in field]
-        async with unavailable_if_down(f"store the {self._noun}"):
-            pipe = self._redis.pipeline(transaction=True)
-            await self._create(
-                keys=[*first, own.number, *keys, own.tombstone(work_id)],
-                args=[work_id, int(bool(idempotency_key)), now(), int(waits), *fields],
-                client=pipe,
-            )
-            if also:
-                await also(pipe)
-            stored: str = (await pipe.execute())[0]
+        pipe = self._redis.pipeline(transaction=True)
+        await self._create(
+            keys=[*first, own.number, *keys, own.tombstone(work_id)],
+            args=[work_id, int(bool(idempotency_key)), now(), int(waits), *fields],
+            client=pipe,
+        )
+        if also:
+            await also(pipe)
+        stored: str = (await pipe.execute())[0]
         if not stored:
             raise errors.Unavailable(f"{self._noun} {work_id} is being deleted; try again in a moment")
         return stored
 
     async def started_by(self, idempotency_key: str) -> str | None:
         """The id of the work that an idempotency key has started."""
-        async with unavailable_if_down(f"look the {self._noun} up"):
-            pipe = self._redis.pipeline(transaction=False, settles=True)
-            pipe.get(self._keys.idempotency(idempotency_key))
-            work_id: str | None = (await pipe.execute())[0]
+        pipe = self._redis.pipeline(transaction=False, settles=True)
+        pipe.get(self._keys.idempotency(idempotency_key))
+        work_id: str | None = (await pipe.execute())[0]
         return work_id
 
     async def get(self, work_id: str) -> dict[str, str]:
         """A record. Raises NotFound, NewerFormat for one of a newer release, DataLoss for a damaged one."""
-        async with unavailable_if_down(f"read {self._noun} {work_id}"):
-            record: dict[str, str] = await self._redis.hgetall(self._keys.record(work_id))
+        record: dict[str, str] = await self._redis.hgetall(self._keys.record(work_id))
         if not record:
             raise errors.NotFound(_unknown(self._noun, work_id))
         self._check(work_id, record)
@@ -278,13 +271,12 @@ class LifeCycles:
 
         Those of a newer release and damaged ones are left out; `get` says why.
         """
-        async with unavailable_if_down(f"list the {self._noun}s"):
-            top = f"({before}" if before else "+inf"
-            found = await self._redis.zrevrangebyscore(self._keys.all, top, 0, start=0, num=limit + 1, withscores=True)
-            pipe = self._redis.pipeline(transaction=False)
-            for work_id, _ in found[:limit]:
-                pipe.hgetall(self._keys.record(work_id))
-            records = await pipe.execute()
+        top = f"({before}" if before else "+inf"
+        found = await self._redis.zrevrangebyscore(self._keys.all, top, 0, start=0, num=limit + 1, withscores=True)
+        pipe = self._redis.pipeline(transaction=False)
+        for work_id, _ in found[:limit]:
+            pipe.hgetall(self._keys.record(work_id))
+        records = await pipe.execute()
         page = [
             (work_id, record)
             for (work_id, _), record in zip(found, records, strict=False)
@@ -294,9 +286,8 @@ class LifeCycles:
 
     async def active(self) -> list[str]:
         """The ids of the work that waits for a process or has one, the oldest first."""
-        async with unavailable_if_down(f"read the active {self._noun}s"):
-            active = sorted(await self._redis.smembers(self._keys.active))
-            numbers = await self._redis.zmscore(self._keys.all, active) if active else []
+        active = sorted(await self._redis.smembers(self._keys.active))
+        numbers = await self._redis.zmscore(self._keys.all, active) if active else []
         return [work_id for _, work_id in sorted(zip((n or 0 for n in numbers), active, strict=True))]
 
     async def transition(
@@ -324,8 +315,7 @@ class LifeCycles:
         moved = [owner, work_id, now(), f" {' '.join(allowed)} ", state, error, end]
         noted = [asked.id, asked.text, REQUEST_TTL_S, f" {' '.join(already)} "]
         own = (keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id))
-        async with unavailable_if_down(f"move {self._noun} {work_id} to {state}"):
-            answer: str = await self._transition(keys=[*own, self.requests.key(asked)], args=[*moved, *noted, *further])
+        answer: str = await self._transition(keys=[*own, self.requests.key(asked)], args=[*moved, *noted, *further])
         if answer == "REFUSED":
             await self.get(work_id)
         if answer != "USED":
@@ -339,8 +329,7 @@ class LifeCycles:
         Raises NewerFormat for those of a newer release.
         """
         key = self._keys.events(work_id)
-        async with unavailable_if_down(f"read the events of {self._noun} {work_id}"):
-            answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
+        answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
         for _, values in answer[0][1] if answer else []:
             check_format(values, FORMAT_VERSION, f"an event of {self._noun} {work_id}")
         return [
@@ -373,12 +362,11 @@ class LifeCycles:
         keys = self._keys
         live = " ".join(LIVE)
         own = [keys.record(work_id), keys.lease(work_id), keys.all, keys.active, keys.tombstone(work_id), keys.deleted]
-        async with unavailable_if_down(f"delete {self._noun} {work_id}"):
-            record = await self._redis.hgetall(keys.record(work_id))
-            answer: str = await self._delete(
-                keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
-                args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
-            )
+        record = await self._redis.hgetall(keys.record(work_id))
+        answer: str = await self._delete(
+            keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
+            args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
+        )
         if answer == "REFUSED":
             await self.get(work_id)
         if answer == "HELD":
@@ -390,8 +378,7 @@ class LifeCycles:
 
     async def deleted(self) -> list[str]:
         """The ids of deleted work of which something may be left, sorted."""
-        async with unavailable_if_down(f"read the deleted {self._noun}s"):
-            return sorted(await self._redis.smembers(self._keys.deleted))
+        return sorted(await self._redis.smembers(self._keys.deleted))
 
     async def clear(self, work_id: str, remove: Callable[[dict[str, str]], Awaitable[None]]) -> None:
         """Removes all that deleted work has left; whoever is interrupted here is followed by the next `clear`.
@@ -400,17 +387,15 @@ class LifeCycles:
         done so before, in part or in whole.
         """
         keys = self._keys
-        async with unavailable_if_down(f"read what is left of {self._noun} {work_id}"):
-            record = await self._redis.hgetall(keys.tombstone(work_id))
+        record = await self._redis.hgetall(keys.tombstone(work_id))
         if record:
             self._check(work_id, record)
             await remove(record)
-        async with unavailable_if_down(f"remove {self._noun} {work_id}"):
-            pipe = self._redis.pipeline(transaction=True)
-            if record:
-                pipe.unlink(keys.events(work_id), keys.lease(work_id), keys.tombstone(work_id))
-            pipe.srem(keys.deleted, work_id)
-            await pipe.execute()
+        pipe = self._redis.pipeline(transaction=True)
+        if record:
+            pipe.unlink(keys.events(work_id), keys.lease(work_id), keys.tombstone(work_id))
+        pipe.srem(keys.deleted, work_id)
+        await pipe.execute()
 
     async def expired(self, keep_s: float, kept: int) -> list[Expired]:
         """Ended work that is to go, the longest ended first: after `keep_s`, and all but the `kept` that ended last.
@@ -418,18 +403,17 @@ class LifeCycles:
         0 sets no limit. Live work is never among it. Ages are by Redis's clock.
         """
         ended: list[tuple[float, str]] = []
-        async with unavailable_if_down(f"look for old {self._noun}s"):
-            seconds, _ = await self._redis.time()
-            for start in itertools.count(0, READ):
-                ids = await self._redis.zrange(self._keys.all, start, start + READ - 1)
-                pipe = self._redis.pipeline(transaction=False)
-                for work_id in ids:
-                    pipe.hmget(self._keys.record(work_id), "state", "ended_s", "format_version")
-                for work_id, (state, ended_s, version) in zip(ids, await pipe.execute(), strict=True):
-                    if state not in LIVE and ended_s and version == str(FORMAT_VERSION):
-                        ended.append((float(ended_s), work_id))
-                if len(ids) < READ:
-                    break
+        seconds, _ = await self._redis.time()
+        for start in itertools.count(0, READ):
+            ids = await self._redis.zrange(self._keys.all, start, start + READ - 1)
+            pipe = self._redis.pipeline(transaction=False)
+            for work_id in ids:
+                pipe.hmget(self._keys.record(work_id), "state", "ended_s", "format_version")
+            for work_id, (state, ended_s, version) in zip(ids, await pipe.execute(), strict=True):
+                if state not in LIVE and ended_s and version == str(FORMAT_VERSION):
+                    ended.append((float(ended_s), work_id))
+            if len(ids) < READ:
+                break
         ended.sort()
         surplus = len(ended) - kept if kept else 0
         found = []

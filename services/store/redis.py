@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from functools import partial, wraps
+from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -272,6 +272,7 @@ class Script(AsyncScript):
             return await self.registered_client.eval(cast("str", self.script), len(keys or ()), *values)
 
 
+@raising_unavailable("leases")
 class Leases:
     """Leases: who works on something, until they give it back or fall silent. Raises Unavailable when Redis is down."""
 
@@ -281,13 +282,11 @@ class Leases:
 
     async def take(self, key: str, owner: str, lease_s: float) -> bool:
         """Takes or renews a lease. False when another owner holds it."""
-        async with unavailable_if_down(f"take the lease {key}"):
-            return bool(await self._take(keys=[key], args=[owner, int(lease_s * 1000)]))
+        return bool(await self._take(keys=[key], args=[owner, int(lease_s * 1000)]))
 
     async def release(self, key: str, owner: str) -> None:
         """Gives a lease back; nothing happens when another owner holds it."""
-        async with unavailable_if_down(f"release the lease {key}"):
-            await self._release(keys=[key], args=[owner])
+        await self._release(keys=[key], args=[owner])
 
     @contextlib.asynccontextmanager
     async def turn(self, key: str, lease_s: float, busy: str = "") -> AsyncIterator[Callable[[], Awaitable[bool]]]:
@@ -296,21 +295,16 @@ class Leases:
         Waits for the turn or, with a reason `busy`, raises Unavailable at once. One that was silent for `lease_s` has
         lost it.
         """
-        renew = partial(self.take, key, owner := uuid.uuid4().hex, lease_s)
-        while not await renew():
+        lease = WorkLease(self, key, uuid.uuid4().hex, lease_s)
+        while not await lease.renew():
             if busy:
                 raise errors.Unavailable(f"{busy}; try again in a moment", retry_after_s=TURN_RETRY_S)
             await asyncio.sleep(TURN_POLL_S)
-        renewing = asyncio.create_task(_keep(renew, key, lease_s))
+        renewing = asyncio.create_task(_keep(lease.renew, key, lease_s))
         try:
-            yield renew
+            yield lease.renew
         finally:
-            await finish(asyncio.create_task(self._pass_on(key, owner, renewing)))
-
-    async def _pass_on(self, key: str, owner: str, renewing: asyncio.Task[None]) -> None:
-        await cancel_all([renewing])
-        with contextlib.suppress(errors.Unavailable):  # it lapses
-            await self.release(key, owner)
+            await finish(asyncio.create_task(lease.end(renewing)))
 
 
 class WorkLease:
@@ -356,9 +350,10 @@ class WorkLease:
             task.result()
             return ""
         finally:
-            await finish(asyncio.create_task(self._stop(task)))
+            await finish(asyncio.create_task(self.end(task)))
 
-    async def _stop(self, task: asyncio.Task[None]) -> None:
+    async def end(self, task: asyncio.Task[None]) -> None:
+        """Cancels what needs the lease, and gives it back."""
         await cancel_all([task])
         await self.release()
 

@@ -25,9 +25,9 @@ from services.kit.concurrency import Turns, finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
 from services.store.formats import NewerFormat, check_format
-from services.store.redis import MAX_BLOCK_S, Script, unavailable_if_down
+from services.store.redis import MAX_BLOCK_S, Script, raising_unavailable
 from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
-from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
+from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests, text_of
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 
@@ -64,11 +64,9 @@ local function move(key, name, version, share, last, precision)
   return revision
 end
 local function done(revision)
-  if ARGV[8] ~= '' then
-    redis.call('HSET', KEYS[6], 'content', ARGV[8], 'answer', ARGV[10], unpack(redis.call('HGETALL', KEYS[1])))
-    redis.call('EXPIRE', KEYS[6], ARGV[9])
-  end
-  return {1, revision, ARGV[1], unpack(redis.call('HGETALL', KEYS[1]))}
+  local row = redis.call('HGETALL', KEYS[1])
+  note(KEYS[6], ARGV[8], ARGV[9], 'answer', ARGV[10], unpack(row))
+  return {1, revision, ARGV[1], unpack(row)}
 end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
 for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
@@ -109,10 +107,7 @@ redis.call('SET', KEYS[5], revision, 'EX', ARGV[4])
 redis.call('SREM', KEYS[2], ARGV[1] .. ' ' .. ARGV[2])
 redis.call('DEL', KEYS[4])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[3], '*', 'space_id', ARGV[1], 'label', ARGV[2], 'version', '')
-if ARGV[6] ~= '' then
-  redis.call('HSET', KEYS[6], 'content', ARGV[6])
-  redis.call('EXPIRE', KEYS[6], ARGV[7])
-end
+note(KEYS[6], ARGV[6], ARGV[7])
 return 1
 """
 
@@ -155,6 +150,7 @@ return answer
 """
 
 
+@raising_unavailable("registry")
 class Registry:
     """Labels and their rollout, and the `checkpoints` that they name. Raises Unavailable when Redis is down."""
 
@@ -163,8 +159,8 @@ class Registry:
         self._keys, self.requests = RegistryKeys(namespace), Requests(redis, namespace)
         self._key = self._keys.of
         self.checkpoints = CheckpointRegistry(redis, self._keys, self.requests)
-        self._move = Script(redis, _MOVE)
-        self._delete = Script(redis, _DELETE)
+        self._move = Script(redis, NOTE + _MOVE)
+        self._delete = Script(redis, NOTE + _DELETE)
         self._beat = Script(redis, _BEAT)
         self._acknowledge = Script(redis, _ACKNOWLEDGE)
         self._rollouts = Script(redis, _ROLLOUTS)
@@ -207,8 +203,7 @@ class Registry:
         noted = [text_of(request), REQUEST_TTL_S, answer]
         at = datetime.now(UTC).isoformat()
         arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent(), precision]
-        async with unavailable_if_down(f"move label {name}"):
-            moved, revision, current, *row = await self._in_turn(space_id, self._move, keys, arguments)
+        moved, revision, current, *row = await self._in_turn(space_id, self._move, keys, arguments)
         if moved == -2:
             raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints (`aeenc checkpoints`) names all")
         if moved < 0:
@@ -223,8 +218,7 @@ class Registry:
 
     async def label(self, space_id: str, name: str) -> LabelRow | None:
         """Returns a label's row; None when it does not exist."""
-        async with unavailable_if_down(f"read label {name}"):
-            row = await self._redis.hgetall(self._label_key(space_id, name))
+        row = await self._redis.hgetall(self._label_key(space_id, name))
         return LabelRow.of_hash(row) if row else None
 
     async def labels(
@@ -245,13 +239,12 @@ class Registry:
                     newer[space, name] = error.message
                 raise
 
-        async with unavailable_if_down("list labels"):
-            members = sorted(await self._redis.smembers(self._keys.labels))
-            pipe = self._redis.pipeline(transaction=True)
-            for member in members:
-                pipe.hgetall(self._label_key(*member.split(" ", 1)))
-            found = [one for one in zip(members, await pipe.execute(), strict=True) if one[1]]
-            rows = read_all(read, found, readable=readable or newer is not None)
+        members = sorted(await self._redis.smembers(self._keys.labels))
+        pipe = self._redis.pipeline(transaction=True)
+        for member in members:
+            pipe.hgetall(self._label_key(*member.split(" ", 1)))
+        found = [one for one in zip(members, await pipe.execute(), strict=True) if one[1]]
+        rows = read_all(read, found, readable=readable or newer is not None)
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def delete_label(
@@ -269,11 +262,10 @@ class Registry:
             self._deleted_key(space_id, name),
             self.requests.key(request),
         ]
-        async with unavailable_if_down(f"delete label {name}"):
-            expected = -1 if expected_revision is None else expected_revision
-            noted = [text_of(request), REQUEST_TTL_S]
-            arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted]
-            answer = await self._in_turn(space_id, self._delete, keys, arguments)
+        expected = -1 if expected_revision is None else expected_revision
+        noted = [text_of(request), REQUEST_TTL_S]
+        arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted]
+        answer = await self._in_turn(space_id, self._delete, keys, arguments)
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
         if answer < 0:
@@ -297,8 +289,7 @@ class Registry:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
             block_ms = max(int(min(left_s, MAX_BLOCK_S) * 1000), 1)
-            async with unavailable_if_down("follow the labels"):
-                answer: Any = await self._redis.xread({self.events_key: last_id}, block=block_ms)
+            answer: Any = await self._redis.xread({self.events_key: last_id}, block=block_ms)
             if answer:
                 return str(answer[0][1][-1][0])
         return last_id
@@ -308,15 +299,13 @@ class Registry:
         return await self._last(self.events_key)
 
     async def _last(self, stream: str) -> str:
-        async with unavailable_if_down("follow the labels"):
-            newest: Any = await self._redis.xrevrange(stream, count=1)
+        newest: Any = await self._redis.xrevrange(stream, count=1)
         return str(newest[0][0]) if newest else "0-0"
 
     async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
         """Records how far an encoder has come with a label; nothing, when the label is gone."""
         keys = [self._label_key(space_id, label), self._ack_key(space_id, label), self._instances, self._answers]
-        async with unavailable_if_down(f"acknowledge label {label}"):
-            await self._acknowledge(keys=keys, args=[row.instance, row.to_json(), ANSWERS_KEPT])
+        await self._acknowledge(keys=keys, args=[row.instance, row.to_json(), ANSWERS_KEPT])
 
     async def heartbeat(self, instance: str, files: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Marks an encoder as alive for the next 15 s, by the clock of Redis.
@@ -326,27 +315,23 @@ class Registry:
         gone, too.
         """
         arguments = [instance, HEARTBEAT_TTL_S, FORGET_S, json.dumps(dict(files))]
-        async with unavailable_if_down("send the heartbeat"):
-            return bool(await self._beat(keys=[self._instances, self._files], args=arguments))
+        return bool(await self._beat(keys=[self._instances, self._files], args=arguments))
 
     async def best_precision(self, files: Collection[str]) -> str:
         """Returns the best precision that every live encoder computes from the files of a checkpoint; else float32."""
-        async with unavailable_if_down("read what encoders compute"):
-            _, *flat = await self._rollouts(keys=[self._instances, self._files])
+        _, *flat = await self._rollouts(keys=[self._instances, self._files])
         offers = [json.loads(offer or "{}") for offer in flat[1::2]]
         common = (name for name in (offers[0] if offers else ()) if all(offer.get(name) in files for offer in offers))
         return next(common, "float32")
 
     async def sign_off(self, instance: str) -> None:
         """Marks an encoder as gone."""
-        async with unavailable_if_down("sign off"):
-            await self._redis.zrem(self._instances, instance)
-            await self._redis.hdel(self._files, instance)
+        await self._redis.zrem(self._instances, instance)
+        await self._redis.hdel(self._files, instance)
 
     async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
         """Returns how far each live encoder has come with a label; one that has not answered yet is at revision 0."""
-        async with unavailable_if_down(f"read the rollout of {label}"):
-            now_s, *flat = await self._rollouts(keys=[self._instances, self._ack_key(space_id, label)])
+        now_s, *flat = await self._rollouts(keys=[self._instances, self._ack_key(space_id, label)])
         now = datetime.fromtimestamp(int(now_s), UTC)
         return sorted(map(partial(rollout_of, now), flat[::2], flat[1::2]), key=lambda row: row.instance)
 
@@ -366,8 +351,7 @@ class Registry:
             if done or now is None or now.revision != row.revision or left_s <= 0:
                 return rollouts
             block_ms = max(int(min(left_s, ROLLOUT_POLL_S) * 1000), 1)
-            async with unavailable_if_down(f"follow the rollout of {row.name}"):
-                answer: Any = await self._redis.xread(seen, block=block_ms)
+            answer: Any = await self._redis.xread(seen, block=block_ms)
             if answer:
                 seen |= {key: entries[-1][0] for key, entries in answer}
                 await asyncio.sleep(min(left_s, ROLLOUT_PAUSE_S))

@@ -15,9 +15,18 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.redis import key_prefix, unavailable_if_down
+from services.store.redis import key_prefix, raising_unavailable
 
 REQUEST_TTL_S = 86_400
+# Lua for the head of a script: `note(record, content, seconds, …)` records a request with further fields and values;
+# nothing without content.
+NOTE = """
+local function note(record, content, seconds, ...)
+  if content == '' then return end
+  redis.call('HSET', record, 'content', content, ...)
+  redis.call('EXPIRE', record, seconds)
+end
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ def text_of(request: Request | None) -> str:
     return request.text if request is not None and request.id else ""
 
 
+@raising_unavailable("requests")
 class Requests:
     """The records of one namespace. Raises Unavailable when Redis is down."""
 
@@ -57,10 +67,9 @@ class Requests:
         """
         if not request.id:
             return None
-        async with unavailable_if_down("look the request up"):
-            pipe = self._redis.pipeline(transaction=False, settles=True)
-            pipe.hgetall(self.key(request))
-            record: dict[str, str] = (await pipe.execute())[0]
+        pipe = self._redis.pipeline(transaction=False, settles=True)
+        pipe.hgetall(self.key(request))
+        record: dict[str, str] = (await pipe.execute())[0]
         if not record:
             return None
         before, now = json.loads(record["content"]), json.loads(request.text)
@@ -76,8 +85,7 @@ class Requests:
         """Stores fields of a request's answer; nothing for a request without an id."""
         if not request.id:
             return
-        async with unavailable_if_down("note the request"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hset(self.key(request), mapping={"content": request.text, **fields})
-            pipe.expire(self.key(request), REQUEST_TTL_S)
-            await pipe.execute()
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(self.key(request), mapping={"content": request.text, **fields})
+        pipe.expire(self.key(request), REQUEST_TTL_S)
+        await pipe.execute()

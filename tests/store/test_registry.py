@@ -353,7 +353,7 @@ async def test_without_redis_every_call_says_so(own_redis: list[PrivateRedis]) -
     registry = Registry(redis, "n")
     own_redis[-1].process.kill()
     own_redis[-1].process.wait()
-    with pytest.raises(errors.Unavailable, match=r"cannot move label stable: Redis says .* is it running"):
+    with pytest.raises(errors.Unavailable, match=r"cannot reach the registry: Redis says .* is it running"):
         await registry.set_label(SPACE, "stable", "q1")
     await redis.aclose()
 
