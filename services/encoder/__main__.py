@@ -43,7 +43,7 @@ def build(settings: EncoderSettings) -> GrpcServer:
     versions, history, cost = Versions(), SwapHistory(metrics), CostModel(workers)
     server.metrics.register(ServedLabels(versions.labels))
     runtime = _name_of(options)
-    metrics.runs_on(runtime, handicap)
+    metrics.runtime.labels(runtime).set(0 if handicap else 1)
     if handicap:
         log.warning("computes on a CPU", reason=handicap)
     redis = connect(settings.redis_url, **settings.redis())

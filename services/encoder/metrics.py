@@ -39,7 +39,7 @@ class EncoderMetrics:
         about = "Attempts to serve a version; the labels of all runs count as `run`"
         self.swaps = counter("aeenc_encoder_swaps", about, ["space", "label", "outcome"])
         about = "1 for what computes here, 0 when it is a fall-back"
-        self._runtime = gauge("aeenc_encoder_runtime", about, ["runtime"])
+        self.runtime = gauge("aeenc_encoder_runtime", about, ["runtime"])
 
     def batch(self, *, items: int, tokens: int, computed: int, seconds: float) -> None:
         """Records one computed batch; `computed` counts the tokens of its texts and the padding."""
@@ -47,10 +47,6 @@ class EncoderMetrics:
         self._batch_tokens.observe(tokens)
         self._padding.observe(1 - tokens / computed)
         self._compute.observe(seconds)
-
-    def runs_on(self, runtime: str, handicap: str) -> None:
-        """Shows what computes here; `handicap` says why it is not what it could be."""
-        self._runtime.labels(runtime).set(0 if handicap else 1)
 
 
 class ServedLabels(Collector):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -79,7 +79,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         )
 
 
-async def ordered(items: AsyncIterator[A], work: Callable[[A], Awaitable[B]], *, window: int) -> AsyncIterator[B]:
+async def ordered(
+    items: AsyncIterator[A], work: Callable[[A], Coroutine[Any, Any, B]], *, window: int
+) -> AsyncIterator[B]:
     """Yields `await work(item)` for each item, in order, with at most `window` in flight and one more read.
 
     It raises the first failure in its turn and cancels the items in flight behind it.
@@ -91,7 +93,7 @@ async def ordered(items: AsyncIterator[A], work: Callable[[A], Awaitable[B]], *,
         try:
             async for item in items:
                 await slots.acquire()
-                results.put_nowait(asyncio.ensure_future(_run(work, item)))
+                results.put_nowait(asyncio.create_task(work(item)))
         finally:
             results.put_nowait(None)
 
@@ -108,7 +110,3 @@ async def ordered(items: AsyncIterator[A], work: Callable[[A], Awaitable[B]], *,
             pending = results.get_nowait()
             if pending is not None:
                 pending.cancel()
-
-
-async def _run(work: Callable[[A], Awaitable[B]], item: A) -> B:
-    return await work(item)

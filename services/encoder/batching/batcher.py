@@ -17,7 +17,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,18 +53,6 @@ class _Worker:
         return held or []
 
 
-@dataclass(frozen=True)
-class CallRows:
-    """A call's rows (n, width) in its own order. `queue_s` and `compute_s` add up to the time since it was queued.
-
-    `queue_s` ends when its first batch begins; `compute_s` lasts from then until its last batch ends.
-    """
-
-    rows: NDArray[np.float32]
-    queue_s: float
-    compute_s: float
-
-
 class Batcher:
     """A queue, and a fixed number of threads that take batches from it. Use it on the event loop that serves."""
 
@@ -93,7 +80,7 @@ class Batcher:
 
     async def encode(
         self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None, caller: str = ""
-    ) -> CallRows:
+    ) -> Call:
         """Computes the rows of texts (n) by `deadline` (time.monotonic()), in the caller's part of the queue.
 
         Raises DeadlineExceeded when time runs out, Unavailable when the worker died, and errors of the model.
@@ -101,9 +88,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         if self._watch is None:
             self._watch = loop.create_task(self._watch_workers())
-        call = Call(len(texts), runner.width, loop.create_future(), caller)
+        call = Call(len(texts), runner.width, loop.create_future(), caller, time.monotonic())
         until = math.inf if deadline is None else deadline
-        queued = time.monotonic()
         items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]
         with self._changed:
             if self._all_hang():
@@ -114,9 +100,8 @@ class Batcher:
             await call.done
         finally:
             call.dead = True  # the queue drops the texts that still wait
-        queue_s = max(call.started - queued, 0.0)
-        self._queue_seconds[lane].observe(queue_s)
-        return CallRows(call.rows, queue_s, call.ended - call.started)
+        self._queue_seconds[lane].observe(call.queue_s)
+        return call
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Stops the threads after the batches they hold, and waits `timeout_s` at most for all of them."""

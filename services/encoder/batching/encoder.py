@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, TooLarge
 from services.encoder.batching.admission import Admission, CostModel
-from services.encoder.batching.batcher import Batcher, CallRows
+from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
-from services.encoder.batching.queues import Lane
+from services.encoder.batching.queues import Call, Lane
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout.versions import Selection, Versions
 from services.encoder.runtime.model import Model, TokenBatch
@@ -189,9 +189,9 @@ class Encoder:
             async with self._admission.admitted(call.lane, count, deadline, call.patience_s, call.caller, kind):
                 self._on_admitted(count)
                 admitted = time.monotonic()
-                computed = await self._compute(call, model, tokenized.tokens, deadline)
+                done = await self._compute(call, model, tokenized.tokens, deadline)
         return CallResult(
-            rows=computed.rows,
+            rows=np.concatenate([part.rows for part in done]) if len(done) > 1 else done[0].rows,
             model_version=model.version,
             space_id=model.space_id,
             precision=call.precision,
@@ -199,8 +199,8 @@ class Encoder:
             tokens=count,
             total_s=time.monotonic() - started,
             tokenize_s=asked - begun,
-            queue_s=admitted - asked + computed.queue_s,
-            compute_s=computed.compute_s,
+            queue_s=admitted - asked + sum(part.queue_s for part in done),
+            compute_s=sum(part.compute_s for part in done),
         )
 
     async def _tokenized(
@@ -221,7 +221,7 @@ class Encoder:
 
     async def _compute(
         self, call: ModelCall, model: Model, texts: Sequence[Tokens], deadline: float | None
-    ) -> CallRows:
+    ) -> list[Call]:
         """Computes the rows of texts in parts of what a call holds, and tells the breaker how it went."""
         runner, parts = model.runners[call.precision], _parts(texts, self._admission.part(call.lane))
         try:
@@ -230,10 +230,7 @@ class Encoder:
             self._breaker.failed(model, call.precision, error)
             raise
         self._breaker.passed(model, call.precision)
-        if len(done) == 1:
-            return done[0]
-        rows = np.concatenate([part.rows for part in done])
-        return CallRows(rows, sum(part.queue_s for part in done), sum(part.compute_s for part in done))
+        return done
 
 
 def _parts(texts: Sequence[Tokens], limit: int) -> Iterator[Sequence[Tokens]]:

@@ -41,21 +41,33 @@ MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 
 
 class Call:
-    """One call's texts in the queue. `left` rows are missing; `dead` tells the queue to drop the texts that wait.
+    """One call's texts, and rows (n, width) in their order, of which `left` are missing; `queued` (time.monotonic()).
 
-    Calls with the same `caller` share one part of the queue.
+    `dead` tells the queue to drop the texts that wait. Calls with the same `caller` share one part of the queue.
     """
 
-    __slots__ = ("caller", "dead", "done", "ended", "left", "rows", "started")
+    __slots__ = ("caller", "dead", "done", "ended", "left", "queued", "rows", "started")
 
-    def __init__(self, count: int, width: int, done: asyncio.Future[None], caller: str = "") -> None:
-        self.caller = caller
+    def __init__(
+        self, count: int, width: int, done: asyncio.Future[None], caller: str = "", queued: float = 0.0
+    ) -> None:
+        self.caller, self.queued = caller, queued
         self.rows = np.empty((count, width), dtype=np.float32)
         self.left = count
         self.done = done
         self.dead = False
         self.started = math.inf  # of its first batch
         self.ended = 0.0  # of its last batch
+
+    @property
+    def queue_s(self) -> float:
+        """How long it waited for its first batch, in seconds."""
+        return max(self.started - self.queued, 0.0)
+
+    @property
+    def compute_s(self) -> float:
+        """The time from its first batch's beginning to its last one's end, in seconds."""
+        return self.ended - self.started
 
     def fail(self, error: Exception) -> None:
         """Ends the call with an error, unless it has ended."""

@@ -38,6 +38,7 @@ FOLDER = "checkpoints"
 GRACE_S = 2.0  # that a load waits for the last step of the one before
 MAX_HUNG = 2  # threads with a step that never ends
 LOAD_S = 120.0
+DRAIN_POLL_S = 0.1
 
 
 class CandidateLoader:
@@ -91,7 +92,7 @@ class CandidateLoader:
             await self._in_thread(model.version, add)
 
     async def release(self, models: list[Model]) -> None:
-        """Frees models that no call uses any more, and empties `models`.
+        """Frees models once no call uses them any more, and empties `models`.
 
         It avoids the thread of low priority: freeing a session holds the interpreter's lock for 10 ms, and a thread
         that the kernel preempts meanwhile would hold it much longer.
@@ -101,6 +102,8 @@ class CandidateLoader:
             models.clear()
             _return_memory()
 
+        while any(model.in_flight for model in models):  # noqa: ASYNC110 -- no hurry
+            await asyncio.sleep(DRAIN_POLL_S)
         await asyncio.to_thread(release)
 
     def _reserve(self, version: str, manifest_sha256: str, precision: str = "") -> tuple[Artifact, Hold]:

@@ -26,7 +26,7 @@ from aeenc import errors
 from services.encoder.rollout.candidates import CandidateLoader, Spaces
 from services.encoder.rollout.history import PREMISES, SavedState, StateFile, SwapHistory
 from services.encoder.rollout.versions import STABLE, LabelKey, Versions
-from services.encoder.runtime.model import FLOAT32, Model
+from services.encoder.runtime.model import FLOAT32
 from services.kit import tracing
 from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
@@ -39,7 +39,6 @@ log = get(__name__)
 
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
-DRAIN_POLL_S = 0.1
 START_PATIENCE_S = 10.0
 
 
@@ -97,7 +96,7 @@ class Follower:
         except errors.Unavailable as error:
             away = error.message
         self._spawn(self._watch(last_event))
-        self._spawn(every(HEARTBEAT_S, self._beat, "the heartbeat failed"))
+        self._spawn(every(HEARTBEAT_S, self._send_heartbeat, "the heartbeat failed"))
         try:
             await (self._restore(away) if away else self._apply(retry_failed=True))
         except (errors.Unavailable, NewerFormat) as error:
@@ -107,7 +106,7 @@ class Follower:
         except Exception:  # the next round may go well
             log.exception("following the registry failed")
         wait_s, trouble = self._options.poll_s, "following the registry failed"
-        self._spawn(every(wait_s, self._round, trouble, wake=self._wake, tell=self._follows_nothing))
+        self._spawn(every(wait_s, self._round, trouble, wake=self._wake, tell=self._fall_behind))
 
     async def stop(self) -> None:
         """Stops following and signs off."""
@@ -135,7 +134,7 @@ class Follower:
                 await self._apply_loaded()
                 last_event = seen
             except (errors.Unavailable, NewerFormat) as error:
-                self._follows_nothing(error.message)
+                self._fall_behind(error.message)
                 await asyncio.sleep(RETRY_S)
             except Exception:  # following must survive any error
                 log.exception("following the registry failed")
@@ -146,10 +145,6 @@ class Follower:
         retry_failed, self._retry_failed = self._retry_failed, False
         await self._apply(retry_failed=retry_failed)
 
-    async def _beat(self) -> None:
-        with contextlib.suppress(errors.Unavailable):  # the outage is told where labels are followed
-            await self._send_heartbeat()
-
     async def _send_heartbeat(self) -> None:
         if await self._registry.heartbeat(self._options.instance, self._options.faster):
             self._acknowledged.clear()  # the registry did not know this encoder: it has no answer of it either
@@ -158,7 +153,7 @@ class Follower:
         """Serves what the rows name, as far as the candidates pass."""
         preferred = self._options.space_id or await self._registry.checkpoints.default_space()
         if preferred is None:
-            self._nothing_to_follow("the registry names no space; start the trainer, it publishes the base model")
+            self._fall_behind("the registry names no space; start the trainer, it publishes the base model")
             return
         self._preferred = preferred
         self._versions.prefer(preferred)
@@ -166,14 +161,15 @@ class Follower:
         space_id = self._versions.space_id or preferred
         if (space_id, STABLE) not in named:
             self._stable = None
-            self._nothing_to_follow("label `stable` names nothing")
+            self._fall_behind("label `stable` names nothing")
             return
         self._stable = named[space_id, STABLE] or self._stable
         if not self._versions.complete and self._stable is not None:
             await self._fall_back(self._stable)
         others = {space for space, _ in named} - {space_id, CROSS_ENCODERS}
         self._versions.close_spaces_but(others)
-        self._drop_unnamed()
+        if dropped := self._versions.drop_unnamed():
+            self._spawn(self._loader.release(dropped))
         await self._state_file.save(self._versions)
         self._behind = next((f"{why}; the other labels are followed" for why in self._newer.values()), "")
         self._elsewhere = [space for space, name in named if space in others and name == STABLE]
@@ -255,20 +251,13 @@ class Follower:
         self._newer = {key: why for key, why in newer.items() if not space_id or key[0] in followed}
         return [row for row in rows if not space_id or row.space_id in followed]
 
-    def _nothing_to_follow(self, why: str) -> None:
-        """Keeps serving: an empty registry takes no version away."""
-        if self._versions.complete:
-            self._fall_behind(f"serving the last labels: {why}")
-        else:
-            self._readiness.starting(why)
-
-    def _follows_nothing(self, why: str) -> None:
-        self._fall_behind(f"following no labels: {why}")
-
     def _fall_behind(self, why: str) -> None:
+        """Keeps serving: an empty registry, or one that is away, takes no version away."""
         if self._versions.complete:
-            self._behind = why
+            self._behind = f"following no labels: {why}"
             self.show_readiness()
+        elif self._readiness.state == "STARTING":
+            self._readiness.starting(why)
 
     def _is_served(self, row: LabelRow) -> bool:
         return self._versions.labels.get((row.space_id, row.name)) == row
@@ -346,17 +335,6 @@ class Follower:
         self._versions.prefer(self._preferred)
         if self._readiness.state == "STARTING" and self._versions.complete:  # the other labels may load for long
             asyncio.get_running_loop().call_later(START_PATIENCE_S, self.show_readiness)
-
-    def _drop_unnamed(self) -> None:
-        """Drops versions that nothing names; their memory goes when their last call has ended."""
-        dropped = self._versions.drop_unnamed()
-        if dropped:
-            self._spawn(self._drain(dropped))
-
-    async def _drain(self, models: list[Model]) -> None:
-        while any(model.in_flight for model in models):  # noqa: ASYNC110 -- no hurry
-            await asyncio.sleep(DRAIN_POLL_S)
-        await self._loader.release(models)
 
     async def _acknowledge(self, row: LabelRow, *, ok: bool, reason: str = "") -> None:
         instance = self._options.instance
