@@ -89,7 +89,7 @@ def set_aside(path: Path) -> None:
 def configure(
     *,
     log_format: str,
-    level: str,
+    log_level: str,
     service: str,
     instance: str,
     log_file: Path | None = None,
@@ -116,7 +116,7 @@ def configure(
         renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[*shared, *renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
         logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=True,
     )

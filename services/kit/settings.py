@@ -212,14 +212,8 @@ class ServiceSettings(BaseSettings):
 
     def logging(self) -> dict[str, Any]:
         """Arguments of `services.kit.logs.configure`."""
-        return {
-            "log_format": self.log_format,
-            "level": self.log_level,
-            "service": self.service,
-            "instance": self.instance,
-            "log_file": self.log_file,
-            "log_file_bytes": self.log_file_bytes,
-        }
+        names = {"log_format", "log_level", "instance", "log_file", "log_file_bytes"}
+        return {"service": self.service, **self.model_dump(include=names)}
 
     @classmethod
     def settings_customise_sources(

@@ -2,7 +2,7 @@
 
     up -> redis -> trainer -> encoder -> index -> sampler (-> gold) (-> workbench) -> wait until each says SERVING
             |        '-----------'---------'---------'-- addresses, tokens and Redis by AEENC_<SERVICE>_<NAME>
-    HOME/ VERSION fleet.json lock redis/ artifacts/ state/<service>/ logs/<service>.log
+    HOME/ fleet.json lock redis/ artifacts/ state/<service>/ logs/<service>.log
 
 The state survives `down` and `up`, and SIGKILL of any process.
 """
@@ -139,7 +139,6 @@ class Fleet:
         Raises FailedPrecondition when a port is taken or a process ends, with the end of its log.
         """
         with self.locked():
-            self._check_version()
             if (self.artifacts / RESTORING).exists():
                 raise errors.FailedPrecondition(f"a restore of {self.home} broke off; run it again with --force")
             running, targets = self._make_way(options, say)
@@ -344,28 +343,20 @@ class Fleet:
             log = self._log(name)
             raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
 
-    def _check_version(self) -> None:
-        path = self.home / "VERSION"
-        if not path.is_file():
-            atomic_write(path, json.dumps({"format_version": FORMAT_VERSION}).encode())
-            return
-        self._read_json(path)
-
     def _read(self) -> dict[str, Any]:
-        return self._read_json(self._file) if self._file.exists() else {}
-
-    def _read_json(self, path: Path) -> dict[str, Any]:
-        """Reads a record of this home. Raises NewerFormat, or FailedPrecondition for one that cannot be read."""
+        """Reads the record of this home. Raises NewerFormat, or FailedPrecondition for one that cannot be read."""
+        if not self._file.exists():
+            return {}
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
-            check_format(record, FORMAT_VERSION, str(path))
+            record: dict[str, Any] = json.loads(self._file.read_bytes())
+            check_format(record, FORMAT_VERSION, str(self._file))
         except OSError as error:
             raise errors.FailedPrecondition(
-                f"{path} cannot be read ({error.strerror}); make it readable, or choose another --home"
+                f"{self._file} cannot be read ({error.strerror}); make it readable, or choose another --home"
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise errors.FailedPrecondition(
-                f"{path} cannot be read ({type(error).__name__}: {error}); restore it, or choose another --home"
+                f"{self._file} cannot be read ({type(error).__name__}: {error}); restore it, or choose another --home"
             ) from error
         return record
 

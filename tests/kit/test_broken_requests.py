@@ -29,7 +29,7 @@ from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 
 async def main():
-    logs.configure(log_format="console", level="info", service="test", instance="1")
+    logs.configure(log_format="console", log_level="info", service="test", instance="1")
     async with GrpcServer(ServiceSettings(port=0)) as server:
         print(server.port, flush=True)
         await asyncio.to_thread(sys.stdin.read)

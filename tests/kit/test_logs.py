@@ -38,7 +38,7 @@ import os, signal, sys
 from pathlib import Path
 from services.kit import logs
 
-logs.configure(log_format="json", level="info", service="test", instance="1",
+logs.configure(log_format="json", log_level="info", service="test", instance="1",
                log_file=Path(sys.argv[1]), log_file_bytes={MOST_BYTES})
 log = logs.get("test")
 for number in range({LINES}):
@@ -105,7 +105,7 @@ from services.kit import logs
 
 told = os.dup(1)
 path = None if sys.argv[1] == "stderr" else Path(sys.argv[1])
-logs.configure(log_format="json", level="info", service="test", instance="1", log_file=path, log_file_bytes=4096)
+logs.configure(log_format="json", log_level="info", service="test", instance="1", log_file=path, log_file_bytes=4096)
 log = logs.get("test")
 for number in range(400):
     log.info("line", number=number)

@@ -174,7 +174,7 @@ def log_settings() -> Iterator[None]:
 
 @pytest.mark.usefixtures("log_settings")
 async def test_a_line_of_the_log_names_the_trace_and_the_span_of_its_call(receiver: TraceReceiver, capsys):
-    logs.configure(log_format="json", level="info", service="test", instance="1")
+    logs.configure(log_format="json", log_level="info", service="test", instance="1")
     with tracing.span("work", within=CALLER):
         logs.get("test").info("in it")
     logs.get("test").info("beside it")

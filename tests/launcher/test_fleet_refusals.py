@@ -76,10 +76,11 @@ def test_the_ports_of_what_starts_again_are_not_taken(
 
 
 def test_a_home_of_another_format_is_left_alone(tmp_path: Path):
-    (tmp_path / "VERSION").write_text('{"format_version": 99}')
+    record = '{"format_version": 99}'
+    (tmp_path / "fleet.json").write_text(record)
     with pytest.raises(errors.FailedPrecondition, match="format_version 99"):
         Fleet(tmp_path).up(Options(base_port=0))
-    assert not (tmp_path / "fleet.json").exists()
+    assert (tmp_path / "fleet.json").read_text() == record
 
 
 def test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_that_has_added(tmp_path: Path):

@@ -58,15 +58,7 @@ async def _back_up(
 
     async with _stores(home, url, artifacts, is_stopped=False) as (redis, store):
         made = await make_backup(redis, store, target, namespace, out.note)
-    fields = {
-        "backup": str(target),
-        "keys": made.keys,
-        "artifacts": made.artifacts,
-        "corpora": made.corpora,
-        "size_bytes": made.size_bytes,
-        "keys_read_s": round(made.capture_s, 3),
-        "damaged": list(made.damaged),
-    }
+    fields = {"backup": str(target), **asdict(made)}
     out.result(fields, _table(fields))
     return made.damaged
 
@@ -97,7 +89,7 @@ def bring_back(
             out.result({"sound": True, **said}, _table(said), "every file is as it was written")
             return
         restored = asyncio.run(_bring_back(backup, home, redis, artifacts, force))
-    fields = {"keys": restored.keys, "artifacts": restored.artifacts, "set_aside": restored.set_aside}
+    fields = asdict(restored)
     out.result({**said, **fields}, _table(fields))
     if home is not None:
         out.note(f"`aeenc up --home {home}` starts it, with the options of before: --gold, --people, --oracle …")
@@ -186,7 +178,9 @@ async def _connected(url: str, **options: Any) -> AsyncIterator[Redis]:
 
 def _table(fields: Mapping[str, Any]) -> Table:
     """Shows fields; of what is listed, how many there are."""
-    return fields_table({name: len(one) if isinstance(one, list | dict) else one for name, one in fields.items()})
+    return fields_table(
+        {name: len(one) if isinstance(one, list | tuple | dict) else one for name, one in fields.items()}
+    )
 
 
 def register(app: typer.Typer) -> None:

@@ -50,7 +50,7 @@ class Made:
     artifacts: int
     corpora: int
     size_bytes: int
-    capture_s: float
+    keys_read_s: float
     damaged: tuple[str, ...]
 
 
@@ -60,7 +60,7 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
     with new_backup(target) as backup:
         held: dict[str, Hold] = {}
         say("reading the keys of Redis")
-        records, captured, capture_s = await _one_moment(redis, store, held, pattern(namespace))
+        records, captured, took_s = await _one_moment(redis, store, held, pattern(namespace))
         unread = await _in_thread(backup, copy_builds, store, backup)
         await asyncio.to_thread(hold_all, store, held)
         say(f"copying {len(held):,} artifacts")
@@ -83,7 +83,7 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
         }
         backup.finish(said)
     size = sum(one.size_bytes for one in backup.files.values())
-    return Made(len(captured.keys), len(held), len(records.active), size, capture_s, tuple(damaged))
+    return Made(len(captured.keys), len(held), len(records.active), size, round(took_s, 3), tuple(damaged))
 
 
 async def _in_thread(backup: BackupWriter, work: Callable[..., list[str]], *arguments: Any) -> list[str]:

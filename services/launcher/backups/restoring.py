@@ -8,7 +8,6 @@ What was RUNNING goes on as after a crash: leases expire, and whoever starts tak
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -145,4 +144,4 @@ def summary(backup: Backup) -> dict[str, object]:
     """What a backup says of itself, for people and programs."""
     names = ("made_at", "software", "redis_version", "namespace", "keys", "checkpoints", "corpora", "damaged")
     said = {name: backup.manifest.get(name) for name in names}
-    return {**json.loads(json.dumps(said)), "size_bytes": sum(one.size_bytes for one in backup.files.values())}
+    return {**said, "size_bytes": sum(one.size_bytes for one in backup.files.values())}
