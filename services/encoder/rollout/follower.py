@@ -80,7 +80,7 @@ class Follower:
         self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
         self._loading: tuple[LabelRow, asyncio.Task[None]] | None = None
         self._tried: set[LabelRow] = set()  # what was loaded or could not be, since what failed was tried again
-        self._load_s: dict[str, float] = {}  # how long a row's versions have loaded, until that is recorded
+        self._begun: dict[str, float] = {}  # when the load of a row's versions began, until its outcome is recorded
         self._wake, self._retry_failed = asyncio.Event(), False
         self._preferred = ""  # the space to make the default one, once its `stable` is served
         self._stable: LabelRow | None = None  # as read last
@@ -213,7 +213,7 @@ class Follower:
             for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
                 if not self._is_served(row) and self._spaces.has_loaded(row):
                     with _span_of("swap", row):
-                        self._history.record(row, self._load_s.pop(row.version, 0.0))
+                        self._history.record(row, self._took_s(row))
                         self._serve(row)
             # First: after a restart without the registry no version is served whose rollback was acknowledged. Until
             # the first round has ended, what the last process served is kept beside.
@@ -227,15 +227,19 @@ class Follower:
             return named
 
     async def _end_overtaken(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
-        """Ends a load whose label names something else by now."""
+        """Ends a load whose label names something else by now, or tells that it was in vain."""
         if self._loading is None:
             return
         row, task = self._loading
         latest = named.get((row.space_id, row.name))
-        if (latest is None or not _is_same(latest, row)) and task.cancel():
-            self._loading = None
-            if latest is not None:
-                await self._refuse(row, f"overtaken by revision {latest.revision} ({latest.version})")
+        is_overtaken = latest is None or not _is_same(latest, row)
+        if not (is_overtaken or task.done()):
+            return
+        self._loading = None
+        if is_overtaken and not task.cancel() and task.exception():  # of which it tells itself
+            return
+        if is_overtaken and latest is not None:
+            await self._refuse(row, f"overtaken by revision {latest.revision} ({latest.version})")
 
     def _withdraw_all_but(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
         self._versions.withdraw_all_but(named.keys())
@@ -309,25 +313,28 @@ class Follower:
 
     async def _load(self, row: LabelRow) -> None:
         """Loads what a row names, until another row overtakes it. A failure is recorded and acknowledged."""
-        started = time.monotonic()
+        self._begun[row.version] = time.monotonic()
         self._loading = (row, task := asyncio.ensure_future(self._spaces.load(row)))
         with _span_of("load", row):
             try:
                 await asyncio.wait([task])
             finally:
                 task.cancel()
-                self._loading = None
-            self._load_s[row.version] = time.monotonic() - started
             try:
                 _ = task.cancelled() or task.result()
             except errors.AeencError as error:
                 tracing.failed()
+                self._loading = None
                 async with self._applying:
                     await self._refuse(row, error.message)
 
+    def _took_s(self, row: LabelRow) -> float:
+        now = time.monotonic()
+        return now - self._begun.pop(row.version, now)
+
     async def _refuse(self, row: LabelRow, reason: str) -> None:
         """Keeps what is served."""
-        self._history.record(row, self._load_s.pop(row.version, 0.0), reason)
+        self._history.record(row, self._took_s(row), reason)
         await self._acknowledge(row, ok=False, reason=reason)
 
     def _serve(self, row: LabelRow) -> None:

@@ -11,11 +11,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from aeenc import errors
-from services.encoder.rollout import follower, history, loading
+from services.encoder.rollout import candidates, follower, history, loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower
 from services.encoder.runtime.model import Model
-from services.store.registry import Registry
+from services.store.registry import LabelRow, Registry
 from support.models.tiny_checkpoints import TINY_SPACE, register, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
@@ -96,6 +96,31 @@ async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve,
         ]
         assert (tuned[1].version, False, f"overtaken by revision {newest.revision} ({tuned[2].version})") in swaps
         assert overtaken.revision < newest.revision
+
+
+async def test_a_load_that_has_just_ended_when_its_label_moves_is_told_as_overtaken(
+    serve, tuned, registry, monkeypatch
+) -> None:
+    original = candidates.Spaces.load
+
+    async def load(self, row):
+        await original(self, row)
+        if row.version == tuned[1].version:
+            moves.append(await registry.set_label(TINY_SPACE, "stable", tuned[2].version))
+
+    moves: list[LabelRow] = []
+    monkeypatch.setattr(candidates.Spaces, "load", load)
+    monkeypatch.setattr(Registry, "wait_for_event", no_event)
+    async with serve(poll_s=0.2) as (_, client):
+        await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
+        await serves(client, tuned[2].version)
+        swaps = [(*swap.label.versions, swap.reason) for swap in (await client.info()).swaps]
+        assert (tuned[1].version, f"overtaken by revision {moves[0].revision} ({tuned[2].version})") in swaps
+
+
+async def no_event(_registry: Registry, last_id: str, timeout_s: float) -> str:
+    await asyncio.sleep(timeout_s)
+    return last_id
 
 
 async def test_the_way_back_is_loaded_already(serve, tuned, registry, monkeypatch) -> None:
