@@ -11,11 +11,10 @@ from services.encoder.batching.encoder import CallResult, EncodeCall, ScoreCall
 from services.encoder.batching.queues import Lane
 from services.encoder.rollout.history import Swap
 from services.encoder.rollout.versions import Selection, Versions
-from services.kit.convert import PRECISIONS, decode_enum, label_of, to_duration, to_precision, to_timestamp
+from services.kit.convert import PRECISIONS, TRUNCATES, decode_enum, label_of, to_duration, to_precision, to_timestamp
 
 _ROLES = {encoder_pb2.ROLE_QUERY: "query", encoder_pb2.ROLE_PREMISE: "premise"}
 _LANES: dict[encoder_pb2.Lane, Lane] = {encoder_pb2.LANE_INTERACTIVE: "interactive", encoder_pb2.LANE_BULK: "bulk"}
-_TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
 
 
 def to_call(
@@ -31,7 +30,7 @@ def to_call(
         texts=request.texts,
         role=decode_enum(_ROLES, request.role, "role", ""),
         selection=_selection(request.model, request.space_id, request.routing_key or request_id),
-        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
+        truncate=decode_enum(TRUNCATES, request.truncate, "truncate", False),
         precision=decode_enum(PRECISIONS, request.precision, "precision", ""),
         lane=decode_enum(_LANES, request.lane, "lane", "interactive" if is_unary else "bulk"),
         deadline_s=deadline_s,
@@ -50,7 +49,7 @@ async def alike(
         asked = {
             "role": decode_enum(_ROLES, batch.role, "role", ""),
             "model": str(batch.model).strip(),
-            "truncate": "at the end" if decode_enum(_TRUNCATES, batch.truncate, "truncate", False) else "an error",
+            "truncate": "at the end" if decode_enum(TRUNCATES, batch.truncate, "truncate", False) else "an error",
             "space_id": batch.space_id,
         }
         first = first or asked
@@ -71,7 +70,7 @@ def to_score_call(
         query=request.query,
         texts=request.premises,
         selection=_selection(request.model, "", request_id),
-        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
+        truncate=decode_enum(TRUNCATES, request.truncate, "truncate", False),
         precision=decode_enum(PRECISIONS, request.precision, "precision", ""),
         deadline_s=deadline_s,
         first_of_ensemble=request.first_of_ensemble,

@@ -31,7 +31,7 @@ from services.index.values import (
     Timings,
     VectorQuery,
 )
-from services.kit.convert import PRECISIONS, bounded, decode_enum, opened_by, to_duration, to_precision
+from services.kit.convert import PRECISIONS, TRUNCATES, bounded, decode_enum, opened_by, to_duration, to_precision
 from services.kit.limits import AnswerRoom, Limits, check_texts
 from services.store.artifacts import Artifact
 
@@ -46,7 +46,6 @@ _FUSIONS: dict[int, FusionMethod] = {
     index_pb2.FUSION_METHOD_MIN_MAX: "min_max",
     index_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
-_TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
 HITS_ON_LOOP = 400  # about a millisecond of work, reading premises from disk included
 
 
@@ -117,6 +116,7 @@ def _notes(meta: Mapping[str, Any]) -> list[str]:
     shares = {
         "wordless": "have no words; search by words does not find them",
         "foreign": "are not in English; search by words matches theirs as they stand, without stems and stop words",
+        "truncated": "are too long for the model, which did not see their ends",
         "repeats": "say the same as an earlier one but for case, articles and punctuation; `--fold-same` makes aliases",
     }
     return [
@@ -151,6 +151,7 @@ def to_build_spec(header: index_pb2.BuildHeader, *, timeout_s: float | None) -> 
         space_id=header.space_id,
         timeout_s=timeout_s,
         folding=decode_enum(_FOLDING_RULES, header.folding, "header.folding", "EXACT"),
+        truncate=decode_enum(TRUNCATES, header.truncate, "header.truncate", False),
     )
 
 
@@ -235,7 +236,7 @@ def to_text_query(request: index_pb2.RetrieveRequest, request_id: str = "") -> T
         label=request.model.label if chosen == "label" else None,
         version=request.model.version if chosen == "version" else None,
         drop_self=request.drop_self if request.HasField("drop_self") else True,
-        truncate=decode_enum(_TRUNCATES, request.truncate, "truncate", False),
+        truncate=decode_enum(TRUNCATES, request.truncate, "truncate", False),
         mode=decode_enum(_MODES, options.mode, "mode", "DENSE"),
         accepted=tuple(tuple(one.premise_ids) for one in request.accepted),
         rerank=options.rerank,

@@ -399,10 +399,11 @@ class BuildSpec:
     resume_from: int = 0
     folding: FoldingRule = "EXACT"
     space_id: str = ""
+    truncate: bool = False
     timeout_s: float | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Everything a retry must repeat, besides the premises. Not `activate`, which a caller may add at any time."""
+        """Everything a retry must repeat, besides the premises. A caller may add `activate` and `truncate` later."""
         deleted = json.dumps(sorted(self.delete_ids)).encode()
         return {
             "base_generation": self.base_generation,

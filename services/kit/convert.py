@@ -34,6 +34,7 @@ PRECISIONS: dict[types_pb2.Precision, Precision] = {
     types_pb2.PRECISION_FLOAT16: "float16",
     types_pb2.PRECISION_INT8: "int8",
 }
+TRUNCATES = {types_pb2.TRUNCATE_ERROR: False, types_pb2.TRUNCATE_END: True}
 _PRECISION_NUMBERS: dict[str, types_pb2.Precision] = {name: number for number, name in PRECISIONS.items()}
 
 

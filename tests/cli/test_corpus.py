@@ -68,6 +68,14 @@ async def test_texts_too_long_are_cut_where_asked(aeenc, fleet, facts):
     for flags, truncate in (([], types_pb2.TRUNCATE_ERROR), (["--truncate"], types_pb2.TRUNCATE_END)):
         assert (await aeenc(*fleet.options, "retrieve", "science", "ice", *flags)).code == 0
         assert fleet.encoder.requests[-1].truncate == truncate
+    fleet.encoder.most_chars = 12
+    refused = await aeenc(*fleet.options, "corpus", "build", "cut", "--facts", facts)
+    assert (refused.code, "has 300 tokens" in refused.stderr) == (2, True)
+    cut = await aeenc(*fleet.options, "corpus", "build", "cut", "--facts", facts, "--truncate")
+    assert (cut.code, "premises are too long for the model, which did not see their ends" in cut.stderr) == (0, True)
+    added = (*fleet.options, "--json", "corpus", "add", "cut", "a fact that is far too long")
+    assert (await aeenc(*added)).code == 2
+    assert (await aeenc(*added, "--truncate")).json["premises"] == len(FACTS) + 1
 
 
 async def test_json_is_taken_wherever_it_stands_but_not_from_the_texts(aeenc, fleet, facts):

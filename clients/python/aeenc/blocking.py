@@ -374,6 +374,7 @@ class BlockingIndexClient:
         delete_ids: Sequence[str] = (),
         fold_similar: bool = False,
         space_id: str = "",
+        truncate: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
         on_stage: Callable[[BuildStage], None] | None = None,
         timeout_s: float = 86400.0,
@@ -386,7 +387,8 @@ class BlockingIndexClient:
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
-        them. `space_id` is the space of the premises' vectors (default: the encoder's own).
+        them. `space_id` is the space of the premises' vectors (default: the encoder's own). A premise too long for
+        the model is refused unless `truncate`: then its vector is that of its beginning, and `notes` counts such ones.
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
@@ -405,6 +407,7 @@ class BlockingIndexClient:
                     delete_ids=given(delete_ids),
                     fold_similar=fold_similar,
                     space_id=space_id,
+                    truncate=truncate,
                     on_progress=caller.told(on_progress),
                     on_stage=caller.told(on_stage),
                     timeout_s=timeout_s,
@@ -412,16 +415,16 @@ class BlockingIndexClient:
                 )
             )
 
-    def add(self, corpus: str, premises: Iterable[PremiseForm]) -> values.Generation:
+    def add(self, corpus: str, premises: Iterable[PremiseForm], *, truncate: bool = False) -> values.Generation:
         """Adds premises, given as for `build`, to what is active: builds a generation of both and activates it.
 
         Those that are there already change nothing. The generation before stays until it is deleted, so that one call
         with many premises is better than many calls. Raises NotFound for a corpus that does not serve, InvalidArgument
         for an id that is taken by another text, Aborted where somebody else has activated a generation meanwhile:
-        theirs stays as it is, and the call may be made again.
+        theirs stays as it is, and the call may be made again. `truncate` is that of `build`.
         """
         with Caller() as caller:
-            return caller.run(self._awaiting.add(corpus, caller.each(premises)))
+            return caller.run(self._awaiting.add(corpus, caller.each(premises), truncate=truncate))
 
     def remove(self, corpus: str, ids: Sequence[str]) -> values.Generation:
         """Removes premises by id or alias from what is active: builds a generation without them and activates it.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from aeenc import errors, values, vectors
+from aeenc.calls.encoding import truncation
 from aeenc.calls.inputs import (
     begins_again,
     change,
@@ -198,6 +199,7 @@ class IndexClient:
         delete_ids: Sequence[str] = (),
         fold_similar: bool = False,
         space_id: str = "",
+        truncate: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
         on_stage: Callable[[BuildStage], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
@@ -210,7 +212,8 @@ class IndexClient:
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
-        them. `space_id` is the space of the premises' vectors (default: the encoder's own).
+        them. `space_id` is the space of the premises' vectors (default: the encoder's own). A premise too long for
+        the model is refused unless `truncate`: then its vector is that of its beginning, and `notes` counts such ones.
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
@@ -228,6 +231,7 @@ class IndexClient:
             delete_ids=delete_ids,
             activate=activate,
             space_id=space_id,
+            truncate=truncation(truncate),
             folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
         )
         generation = index_pb2.Generation()
@@ -264,13 +268,19 @@ class IndexClient:
                     raise  # the reason, rather than let the time run out
             await asyncio.sleep(max(RESUME_EVERY_S, asked_s))
 
-    async def add(self, corpus: str, premises: Iterable[PremiseForm] | AsyncIterable[PremiseForm]) -> values.Generation:
+    async def add(
+        self,
+        corpus: str,
+        premises: Iterable[PremiseForm] | AsyncIterable[PremiseForm],
+        *,
+        truncate: bool = False,
+    ) -> values.Generation:
         """Adds premises, given as for `build`, to what is active: builds a generation of both and activates it.
 
         Those that are there already change nothing. The generation before stays until it is deleted, so that one call
         with many premises is better than many calls. Raises NotFound for a corpus that does not serve, InvalidArgument
         for an id that is taken by another text, Aborted where somebody else has activated a generation meanwhile:
-        theirs stays as it is, and the call may be made again.
+        theirs stays as it is, and the call may be made again. `truncate` is that of `build`.
         """
         base = await self._active(corpus)
         new = {one.id: one async for one in premise_messages(premises)}
@@ -279,7 +289,7 @@ class IndexClient:
             given = new.get(known.id)
             if given and given.text == known.text and {*given.splits, *given.tags} <= has:
                 del new[known.id]
-        return await self._changed(corpus, base, list(new.values())) if new else base
+        return await self._changed(corpus, base, list(new.values()), truncate=truncate) if new else base
 
     async def remove(self, corpus: str, ids: Sequence[str]) -> values.Generation:
         """Removes premises by id or alias from what is active: builds a generation without them and activates it.
@@ -301,10 +311,17 @@ class IndexClient:
         raise errors.NotFound(f"no corpus {shown(corpus)} serves; build it first, or choose among: {names}")
 
     async def _changed(
-        self, corpus: str, base: values.Generation, added: list[types_pb2.Premise], removed: Sequence[str] = ()
+        self,
+        corpus: str,
+        base: values.Generation,
+        added: list[types_pb2.Premise],
+        removed: Sequence[str] = (),
+        truncate: bool = False,
     ) -> values.Generation:
         """Builds a generation upon a base and activates it if that is still the active one. Else leaves nothing."""
-        built = await self.build(corpus, added, base_generation=base.id, delete_ids=removed, activate=False)
+        built = await self.build(
+            corpus, added, base_generation=base.id, delete_ids=removed, truncate=truncate, activate=False
+        )
         try:
             return (await self.activate(corpus, built.id, expected=base.id)).active
         except errors.Aborted as error:

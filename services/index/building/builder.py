@@ -43,7 +43,7 @@ from services.index.building.journal import (
 from services.index.building.pipeline import BuildPipeline
 from services.index.building.vectors import BatchEncoder
 from services.index.catalogue.catalogue import Catalogue
-from services.index.values import REMOTE_ENGINES, AckLevel, BuildOptions, BuildProgress, BuildSpec
+from services.index.values import REMOTE_ENGINES, BuildOptions, BuildProgress, BuildSpec
 from services.kit import logs
 from services.kit.concurrency import Turns, cancel_all, finish, run_in_thread, with_pauses
 from services.kit.limits import Limits
@@ -214,29 +214,25 @@ class Builder:
         last = _progress(pipeline)
         if pipeline.durable:
             yield last
-        try:
-            async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
-                async for chunk in received:
-                    await pipeline.receive(chunk)
-                    async for _ in pipeline.advance():
-                        yield _progress(pipeline)
-                    await pipeline.sync_if_due()
-                    if last != (last := _progress(pipeline)):
-                        yield last
-            # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
+        async with aclosing(with_pauses(chunks, self._options.sync_s)) as received:
+            async for chunk in received:
+                await pipeline.receive(chunk)
+                async for _ in pipeline.advance():
+                    yield _progress(pipeline)
+                await pipeline.sync_if_due()
+                if last != (last := _progress(pipeline)):
+                    yield last
+        # A vanished caller looks like a finished stream. Send progress: the send fails if they are gone.
+        yield _progress(pipeline)
+        async for _ in pipeline.drain():
             yield _progress(pipeline)
-            async for _ in pipeline.drain():
-                yield _progress(pipeline)
-        except errors.FailedPrecondition:  # the encoder's; the premises are still good
-            await pipeline.forget_vectors()
-            raise
 
     def _batches(self, spec: BuildSpec, space_id: str, version: str) -> BatchEncoder:
         """Makes an encoder. It gives up early enough for the caller to learn the encoder's reason."""
-        patience_s = self._options.patience_s
+        options = self._options
         if spec.timeout_s is not None:
-            patience_s = min(patience_s, PATIENCE_SHARE * spec.timeout_s)
-        return BatchEncoder(self._encoders, space_id, version, window=self._options.window, patience_s=patience_s)
+            options = replace(options, patience_s=min(options.patience_s, PATIENCE_SHARE * spec.timeout_s))
+        return BatchEncoder(self._encoders, space_id, version, options, truncate=spec.truncate)
 
     async def _activated(self, spec: BuildSpec, last: BuildProgress) -> BuildProgress:
         """Activates where asked and makes the last report. A retry of an activated build does not activate again."""
@@ -291,5 +287,4 @@ async def check_asked_again(
 
 
 def _progress(pipeline: BuildPipeline) -> BuildProgress:
-    level: AckLevel = "DURABLE" if pipeline.is_all_durable else "RECEIVED"
-    return BuildProgress(pipeline.folding.received, pipeline.written, level, pipeline.durable)
+    return BuildProgress(pipeline.folding.received, pipeline.written, pipeline.ack_level, pipeline.durable)

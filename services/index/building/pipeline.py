@@ -17,7 +17,7 @@ from services.corpus.generation import KIND, VECTORS, Generation, PremiseRecord
 from services.index.building.folding import Draft, Folding
 from services.index.building.journal import Journal
 from services.index.building.vectors import BatchEncoder, VectorFile, WrittenVectors
-from services.index.values import BuildOptions
+from services.index.values import AckLevel, BuildOptions
 from services.kit.concurrency import run_in_thread
 from services.store.artifacts import ArtifactStore, ArtifactWriter
 
@@ -68,9 +68,10 @@ class BuildPipeline:
             self._journal.finish(generation_id)
 
     @property
-    def is_all_durable(self) -> bool:
-        """Whether all rows written so far are durable."""
-        return self._journal is not None and 0 < self.written == self._journal.kept.vectors.rows
+    def ack_level(self) -> AckLevel:
+        """The durability of all rows written so far."""
+        is_durable = self._journal is not None and 0 < self.written == self._journal.kept.vectors.rows
+        return "DURABLE" if is_durable else "RECEIVED"
 
     async def open(self, store: ArtifactStore, folder: str, resume_from: int) -> None:
         """Makes the directory, or takes over what the journal keeps. Raises what Journal.open raises."""
@@ -115,11 +116,6 @@ class BuildPipeline:
         ):
             await self._sync(self.file)
 
-    async def forget_vectors(self) -> None:
-        """Keeps only the premises: the encoder that made the vectors is gone."""
-        if self._journal is not None:
-            await self._sync(None)
-
     async def close(self) -> None:
         """Cancels what is under way and closes the files."""
         try:
@@ -136,14 +132,18 @@ class BuildPipeline:
 
     async def _take(self) -> None:
         try:
-            rows = await self.batches.take(None if self._base is None else self._base.vectors)
+            taken = await self.batches.take(None if self._base is None else self._base.vectors)
         except errors.InvalidArgument:  # a premise of the batch; what is before it stays, and the retry corrects it
             if self._journal is not None:
                 refused = next(one for one in self.folding.drafts[self.written :] if one.base_ordinal is None)
                 await run_in_thread(self._journal.cut_before, refused.id)
                 await self._sync(self.file)
             raise
-        await run_in_thread(self._append, rows)
+        except errors.FailedPrecondition:  # the encoder that made the vectors is gone; the premises are still good
+            if self._journal is not None:
+                await self._sync(None)
+            raise
+        await run_in_thread(self._append, *taken)
         await self.sync_if_due()
 
     async def _sync(self, file: VectorFile | None) -> None:
@@ -168,11 +168,11 @@ class BuildPipeline:
         if self._journal is not None:
             self._journal.append(premises)
 
-    def _append(self, rows: NDArray[np.float32]) -> None:
+    def _append(self, rows: NDArray[np.float32], truncated: int) -> None:
         if self.file is None:
             nothing = WrittenVectors(rows.shape[1], self._options.engines.storage)
             self.file = VectorFile(self.writer.path / VECTORS, nothing)
-        self.file.append(rows)
+        self.file.append(rows, truncated)
 
     def _close(self) -> None:
         if self.file is not None:

@@ -26,19 +26,21 @@ from aeenc.transport.channel import Channel
 from services.corpus.arrays import are_unit, norms_of
 from services.corpus.generation import DTYPES, Storage
 from services.index.building.folding import Draft
+from services.index.values import BuildOptions
 
 _BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class WrittenVectors:
-    """The vectors of a file: how many rows of `dim` numbers, their CRC-32, and the largest norm of a row."""
+    """The vectors of a file: rows of `dim` numbers, their CRC-32, largest norm, and how many texts were cut."""
 
     dim: int = 0
     storage: Storage = "float32"
     rows: int = 0
     crc32: int = 0
     largest_norm: float = 0.0
+    truncated: int = 0
 
 
 class VectorFile:
@@ -64,8 +66,8 @@ class VectorFile:
         self._file.write(header)
         self._file.seek(0, os.SEEK_END)
 
-    def append(self, rows: NDArray[np.float32]) -> None:
-        """Appends rows (n, dim)."""
+    def append(self, rows: NDArray[np.float32], truncated: int = 0) -> None:
+        """Appends rows (n, dim), `truncated` of them of texts that were cut."""
         stored = np.ascontiguousarray(rows, dtype=self._dtype)
         data = stored.tobytes()
         self._file.write(data)
@@ -73,6 +75,7 @@ class VectorFile:
             self.written,
             rows=self.written.rows + len(rows),
             crc32=zlib.crc32(data, self.written.crc32),
+            truncated=self.written.truncated + truncated,
             largest_norm=max(self.written.largest_norm, float(norms_of(stored).max(initial=0.0))),
         )
 
@@ -89,6 +92,7 @@ class VectorFile:
 
     def meta(self, corpus: str, space_id: str, premise_version: str, **engine: Any) -> dict[str, Any]:
         """Returns the `meta` of the manifest of a generation with these vectors."""
+        cut = {"truncated": self.written.truncated} if self.written.truncated else {}
         return {
             "corpus": corpus,
             "space_id": space_id,
@@ -98,6 +102,7 @@ class VectorFile:
             "storage": self.written.storage,
             "largest_norm": self.written.largest_norm,
             **engine,
+            **cut,
         }
 
     def abandon(self) -> None:
@@ -117,13 +122,15 @@ class BatchEncoder:
     """Encodes the drafts of one build, in role premise, on all encoders behind `channel`.
 
     All batches must come from one version in one space. `space_id` asks for a space ("": the encoders' default), and
-    `version` says which one has encoded others of the build ("": none).
+    `version` says which one has encoded others of the build ("": none); `truncate` cuts texts that are too long.
     """
 
-    def __init__(self, channel: Channel, space_id: str, version: str = "", *, window: int, patience_s: float) -> None:
+    def __init__(
+        self, channel: Channel, space_id: str, version: str, options: BuildOptions, *, truncate: bool = False
+    ) -> None:
         self.space_id, self.version = space_id, version
-        options = EncodeOptions(role="premise", space_id=space_id)
-        self._bulk = BulkEncoder(channel, options, window=window, patience_s=patience_s)
+        encode = EncodeOptions(role="premise", space_id=space_id, truncate=truncate)
+        self._bulk = BulkEncoder(channel, encode, window=options.window, patience_s=options.patience_s)
         self._batches: deque[tuple[Sequence[Draft], asyncio.Future[Encoded] | None]] = deque()
 
     @property
@@ -146,8 +153,8 @@ class BatchEncoder:
         texts = [draft.text for draft in drafts if draft.base_ordinal is None]
         self._batches.append((drafts, self._bulk.submit(texts) if texts else None))
 
-    async def take(self, base: NDArray[Any] | None) -> NDArray[np.float32]:
-        """Takes the vectors (n, dim) of the oldest batch: new ones are encoded, the others copied from `base`.
+    async def take(self, base: NDArray[Any] | None) -> tuple[NDArray[np.float32], int]:
+        """Takes the vectors (n, dim) of the oldest batch, new or those of `base`, and says how many texts were cut.
 
         Raises SpaceMismatch or FailedPrecondition when the encoder has changed, InvalidArgument naming the premise that
         it refuses, Unavailable when it does not answer.
@@ -160,7 +167,8 @@ class BatchEncoder:
             except errors.InvalidArgument as error:
                 raise _naming_premise(error, [draft for draft in drafts if draft.base_ordinal is None]) from None
             self._check(encoded)
-        return await asyncio.to_thread(_assemble, drafts, encoded.vectors if encoded else None, base)
+        rows = await asyncio.to_thread(_assemble, drafts, encoded.vectors if encoded else None, base)
+        return rows, encoded.truncated if encoded else 0
 
     async def close(self) -> None:
         """Cancels the batches still at the encoders."""
@@ -207,13 +215,9 @@ def _assemble(
 
 def _naming_premise(error: errors.InvalidArgument, drafts: Sequence[Draft]) -> errors.InvalidArgument:
     """Turns an error about `texts[3]` of a batch into one that names the premise."""
-    violations = []
-    for violation in error.violations:
-        position = violation.field.removeprefix("texts[").removesuffix("]")
-        if position.isdecimal() and int(position) < len(drafts):
-            named = errors.FieldViolation(f"premise {drafts[int(position)].id!r}", violation.description)
-        else:
-            named = violation
-        violations.append(named)
-    message = f"{violations[0].field}: {violations[0].description}" if violations else error.message
+    names = {f"texts[{number}]": f"premise {draft.id!r}" for number, draft in enumerate(drafts)}
+    violations = [replace(one, field=names.get(one.field, one.field)) for one in error.violations]
+    message = error.message
+    for before, now in zip(error.violations, violations, strict=True):
+        message = message.replace(before.field, now.field)
     return type(error)(message, reason=error.reason, violations=violations)

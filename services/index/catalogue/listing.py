@@ -15,11 +15,9 @@ from services.corpus.generation import PremiseRecord
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.holds import HoldersOf
 from services.index.catalogue.served import ServedGeneration
-from services.kit.convert import page_newest_first
+from services.kit.convert import PAGE, page_newest_first
 from services.kit.limits import Limits, check_count
 from services.store.artifacts import Artifact
-
-DEFAULT_PAGE = 100
 
 
 class Listing:
@@ -80,7 +78,7 @@ class Listing:
         return page, _token(page[-1][0]) if len(page) < len(found) else ""
 
     def _page_size(self, asked: int) -> int:
-        return min(asked or DEFAULT_PAGE, self._limits.items)
+        return min(asked or PAGE, self._limits.items)
 
 
 def _token(name: str, position: int | str = "") -> str:

@@ -87,9 +87,7 @@ class ServedGeneration:
             return ALL  # the same one for all, which is soon compared
         ordinals = self.generation.ordinal_by_id
         excluded = (ordinals.get(premise_id) for premise_id in scope.exclude_ids)
-        named = {one: ordinals.get(one) for one in (*scope.only_ids, *([scope.before_id] if scope.before_id else []))}
-        known = {one: ordinal for one, ordinal in named.items() if ordinal is not None}
-        self._check_found([one for one in named if one not in known])
+        known = self._ordinals_of((*scope.only_ids, *([scope.before_id] if scope.before_id else [])))
         return Selection(
             frozenset(scope.splits),
             frozenset(ordinal for ordinal in excluded if ordinal is not None),
@@ -118,30 +116,29 @@ class ServedGeneration:
             mask[self.index.rows if selection.before is None else selection.before :] = False
         return mask
 
-    def find_all(self, ids: Iterable[str], most_bytes: int) -> list[PremiseRecord]:
+    def find_all(self, ids: Sequence[str], most_bytes: int) -> list[PremiseRecord]:
         """Finds premises by id or alias, in the order given. It reads from disk.
 
         Raises NotFound naming the first unknown ones, TooLarge as soon as their texts take more than `most_bytes`.
         """
-        ordinals = self.generation.ordinal_by_id
-        wanted = [(premise_id, ordinals.get(premise_id)) for premise_id in ids]
-        self._check_found([premise_id for premise_id, ordinal in wanted if ordinal is None])
-        found, room = [], AnswerRoom(most_bytes)
-        for _, ordinal in wanted:
-            if ordinal is not None:
-                record = self.generation.premises[ordinal]
-                room.take(len(record.id) + len(record.text))
-                found.append(record)
+        known, found, room = self._ordinals_of(ids), [], AnswerRoom(most_bytes)
+        for premise_id in ids:
+            record = self.generation.premises[known[premise_id]]
+            room.take(len(record.id) + len(record.text))
+            found.append(record)
         return found
 
-    def _check_found(self, unknown: Sequence[str]) -> None:
-        """Raises NotFound naming the first few of the `unknown` ids."""
-        if unknown:
+    def _ordinals_of(self, ids: Sequence[str]) -> dict[str, int]:
+        """Looks up ids and aliases. Raises NotFound naming the first few unknown ones."""
+        ordinals = self.generation.ordinal_by_id
+        known = {one: ordinal for one in ids if (ordinal := ordinals.get(one)) is not None}
+        if unknown := [one for one in ids if one not in known]:
             more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
             raise errors.NotFound(
                 f"generation {self.id} of corpus {self.generation.corpus!r} has no premise "
                 f"{', '.join(map(repr, unknown[:5]))}{more}; call ListPremises to see what there is"
             )
+        return known
 
     def accepted(self, text: int, ids: Sequence[str]) -> list[int]:
         """The premises accepted for the text at a position, in the caller's order, each once.

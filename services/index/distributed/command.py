@@ -48,6 +48,7 @@ def build_on_ray(
     workers: int = 0,
     work: str = "",
     space_id: str = "",
+    truncate: bool = False,
     activate: bool = True,
     on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Built:
@@ -73,7 +74,8 @@ def build_on_ray(
         expected = read_active(store, corpus) or ""
     if "://" not in str(facts.path):  # processes of a cluster work in directories of their own
         facts = replace(facts, path=facts.path.absolute())
-    plan = Plan.of(corpus, facts, text_bytes=settings.text_bytes, storage=settings.storage, space_id=space_id)
+    limits: dict[str, Any] = {"text_bytes": settings.text_bytes, "storage": settings.storage}
+    plan = Plan.of(corpus, facts, space_id=space_id, truncate=truncate, **limits)
     folder = work or f"{settings.artifacts_url or settings.artifacts_dir}/{FOLDER}"
     if "://" not in folder:
         folder = str(Path(folder).absolute())

@@ -160,7 +160,8 @@ async def publish(
         vectors = VectorFile(writer.path / VECTORS, WrittenVectors(first["dim"], plan.storage))
         for number, shard in full:
             content = work.whole(stages.ENCODE, number, stages.VECTORS, shard)
-            vectors.append(np.frombuffer(content, DTYPES[plan.storage]).reshape(shard["count"], -1))
+            rows = np.frombuffer(content, DTYPES[plan.storage]).reshape(shard["count"], -1)
+            vectors.append(rows, shard["truncated"])
         vectors.finish()
         write_premises(writer.path, premises())
         engine = await index_generation(writer.path, engines, vectors.written.rows, vectors.written.largest_norm)

@@ -63,6 +63,7 @@ class Plan:
     text_bytes: int
     storage: Storage
     space_id: str
+    truncate: bool
 
     @classmethod
     def of(
@@ -73,6 +74,7 @@ class Plan:
         text_bytes: int,
         storage: Storage = "float32",
         space_id: str = "",
+        truncate: bool = False,
         part_bytes: int = PART_BYTES,
         shard_facts: int = SHARD_FACTS,
     ) -> Plan:
@@ -90,6 +92,7 @@ class Plan:
             text_bytes,
             storage,
             space_id,
+            truncate,
         )
 
     @property
@@ -176,29 +179,33 @@ def encode(plan: Plan, work: Work, number: int, premises: Sequence[Range], encod
     record: dict[str, Any] = {"count": len(drafts)}
     vectors = np.empty((0, 0), np.float32)
     if drafts:
-        vectors, record["space_id"], record["version"] = asyncio.run(_encoded(plan, drafts, encoders))
+        vectors, told = asyncio.run(_encoded(plan, drafts, encoders))
+        record |= told
     stored = np.ascontiguousarray(vectors, dtype=DTYPES[plan.storage])
     record |= {"dim": stored.shape[1], "largest_norm": float(norms_of(stored).max(initial=0.0)) if drafts else 0.0}
     return work.finish(ENCODE, number, {PREMISES: lines, VECTORS: stored.tobytes()}, record)
 
 
-async def _encoded(plan: Plan, drafts: Sequence[Draft], encoders: Encoders) -> tuple[NDArray[np.float32], str, str]:
-    """The vectors of premises, their space, and the version that made them."""
+async def _encoded(
+    plan: Plan, drafts: Sequence[Draft], encoders: Encoders
+) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    """The vectors of premises; their space, the version that made them, and how many were cut."""
     channel = encoders.targets.channel("encoder")
     options = encoders.options
-    batches = BatchEncoder(channel, plan.space_id, window=options.window, patience_s=options.patience_s)
-    rows = []
+    batches = BatchEncoder(channel, plan.space_id, "", options, truncate=plan.truncate)
+    taken = []
     try:
         for start in range(0, len(drafts), options.batch):
             while batches.is_full:
-                rows.append(await batches.take(None))
+                taken.append(await batches.take(None))
             batches.put(drafts[start : start + options.batch])
         while not batches.is_empty:
-            rows.append(await batches.take(None))
+            taken.append(await batches.take(None))
     finally:
         await batches.close()
         await channel.close()
-    return np.concatenate(rows), batches.space_id, batches.version
+    rows, cut = zip(*taken, strict=True)
+    return np.concatenate(rows), {"space_id": batches.space_id, "version": batches.version, "truncated": sum(cut)}
 
 
 def _check_ids(plan: Plan, rows: bytes) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from aeenc.encoder import EncoderClient
 from services.index.ranking.fusion import reranked
 from services.index.values import QueueLimit, SearchHits, TextQuery
 from services.kit import tracing
+from services.kit.concurrency import cancel_all
 
 ANSWER_SHARE = 0.9  # of the caller's time for the encoder, so that its failure still reaches the caller
 GRACE = 1.05  # so that the call, which has the same time limit, can say itself why it failed
@@ -285,28 +287,18 @@ class Reranker:
             for model in models
             for text, own in zip(query.texts, premises, strict=True)
         ]
-        failed: BaseExceptionGroup[BaseException] | None = None
+        tasks = [[asyncio.create_task(call) for call in each] for each in calls]
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [[group.create_task(call) for call in each] for each in calls]
-        except* errors.AeencError as caught:
-            failed = caught  # raised below: until Python 3.11.4 a group wraps what is raised here
-        if failed is not None:
-            error = _naming_target(failed, target := self._client.channel.target)
-            if isinstance(error, errors.DeadlineExceeded):
-                raise _late(error, target, timeout_s, self._timeout_s, "re-rank fewer premises")
-            raise error
+            await asyncio.gather(*chain.from_iterable(tasks))
+        except errors.DeadlineExceeded as error:
+            target = self._client.channel.target
+            raise _late(error, target, timeout_s, self._timeout_s, "re-rank fewer premises") from None
+        except errors.Unavailable as error:
+            raise errors.Unavailable(
+                f"the encoder at {self._client.channel.target} does not answer Score ({error.message}); start it, or "
+                "set rerank to 0",
+                retry_after_s=error.retry_after_s,
+            ) from None
+        finally:
+            await cancel_all(chain.from_iterable(tasks))
         return [[task.result() for task in each] for each in tasks]
-
-
-def _naming_target(failed: BaseExceptionGroup[BaseException], target: str) -> errors.AeencError:
-    error = failed.exceptions[0]
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, errors.AeencError)
-    if isinstance(error, errors.Unavailable):
-        return errors.Unavailable(
-            f"the encoder at {target} does not answer Score ({error.message}); start it, or set rerank to 0",
-            retry_after_s=error.retry_after_s,
-        )
-    return error

@@ -77,6 +77,7 @@ class TandemBuilder:
                 activate=False,
                 request_id=f"tandem {job.id}",
                 space_id=space_id,
+                truncate=True,  # as in its first generation, which may have been built so
             )
             if generation.premise_version != premise_version:
                 raise errors.FailedPrecondition(

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import index_pb2, index_pb2_grpc
+from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from services.corpus.generation import PremiseRecord
 from services.index.building import journal
 from services.index.values import BuildSpec
@@ -312,16 +312,9 @@ async def test_a_build_goes_on_behind_a_malformed_message(serve, encoder):
 
 @pytest.mark.parametrize("place", [20, 39, 59])
 async def test_a_build_goes_on_before_a_premise_that_the_encoder_has_refused(serve, encoder, place: int):
-    def refuse(request):
-        if "far too long" not in request.texts:
-            return None
-        field = f"texts[{list(request.texts).index('far too long')}]"
-        violation = errors.FieldViolation(field, "has 300 tokens, the model sees 256")
-        return errors.InvalidArgument(f"{field}: has 300 tokens", violations=[violation])
-
     long = [*PREMISES]
     long[place] = premise(f"p{place}", "far too long")
-    encoder.servicer.refuse = refuse
+    encoder.servicer.most_chars = 10
     async with serve(**SYNC) as index:
         await raises(errors.InvalidArgument, build(index, long), f"'p{place}'")
         encoder.servicer.encoded_premises.clear()
@@ -329,6 +322,24 @@ async def test_a_build_goes_on_before_a_premise_that_the_encoder_has_refused(ser
         assert await listed(index) == [(one.id, one.text) for one in PREMISES]
         before = place // 8 * 8  # batches have eight
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[:before]}
+
+
+async def test_a_premise_too_long_is_cut_where_asked_also_in_a_retry_and_the_generation_says_so(serve, encoder):
+    long = [*PREMISES]
+    long[3], long[50] = (premise(f"p{place}", f"far too long {place}") for place in (3, 50))
+    encoder.servicer.most_chars = 12
+    async with serve(**SYNC) as index:
+        await raises(errors.InvalidArgument, build(index, long), "'p3'", "300 tokens", "truncate")
+        await broken_build(index, long[:40], truncate=types_pb2.TRUNCATE_END)
+        encoder.servicer.encoded_premises.clear()
+        built = await build(index, long, truncate=True)
+        assert "far too long 3" not in encoder.servicer.encoded_premises
+        assert built.notes[0].startswith("2 of 60 premises are too long for the model")
+        [found] = await index.client.retrieve("science", ["far too long"], k=2, drop_self=False)
+        assert {one.text for one in found} == {"far too long 3", "far too long 50"}
+        more = await index.client.add("science", [("n", "far too long again")], truncate=True)
+        assert (more.premises, len(more.notes)) == (61, 1)
+        await raises(errors.InvalidArgument, index.client.add("science", [("m", "far too long, too")]), "'m'")
 
 
 async def test_a_delta_goes_on_too(serve, encoder):

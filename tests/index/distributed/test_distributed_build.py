@@ -112,6 +112,19 @@ async def test_the_generation_is_that_of_a_build_from_a_stream(
     assert not (tmp_path / "work").exists(), "the work is removed, and what a killed worker has left there"
 
 
+async def test_premises_too_long_are_cut_where_asked_as_in_a_build_from_a_stream(
+    serve: Any, commanded: Any, source: Any, encoder: Any
+):
+    encoder.servicer.most_chars = 20
+    async with serve() as index:
+        with pytest.raises(InvalidArgument, match="300 tokens"):
+            await commanded(index, source())
+        streamed = await index.client.build("c", source.again(), activate=False, truncate=True)
+        found = await commanded(index, source.again(), truncate=True)
+        assert found.artifact.id == streamed.id
+        assert "too long for the model" in streamed.notes[0]
+
+
 @pytest.mark.parametrize("over", ["files", "milvus"], indirect=True)
 async def test_an_index_serves_what_it_did_not_build(serve: Any, built: Any, source: Any, over: Any):
     async with serve() as index:

@@ -59,6 +59,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         self.open_streams = self.ended_streams = 0
         self.fail: tuple[grpc.StatusCode, str] | None = None
         self.refuse: Callable[[Any], errors.AeencError | None] = lambda _: None
+        self.most_chars = 10**6  # of a text; longer ones are refused, or cut
         self.pause_s = 0.0
         self.may_answer = asyncio.Event()  # while it is cleared, calls and batches wait
         self.may_answer.set()
@@ -102,13 +103,19 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
                 await context.abort(*self.fail)
             if error := self.refuse(request):
                 raise error
+            long = [n for n, text in enumerate(request.texts) if len(text) > self.most_chars]
+            if long and request.truncate != types_pb2.TRUNCATE_END:
+                raise errors.InvalidArgument.field(
+                    f"texts[{long[0]}]", "has 300 tokens, the model sees 256; shorten it or ask for truncate END"
+                )
             if request.role == encoder_pb2.ROLE_PREMISE:
                 self.encoded_premises += request.texts
-            matrix = np.stack([vector_of(text, request.role) for text in request.texts])
+            matrix = np.stack([vector_of(text[: self.most_chars], request.role) for text in request.texts])
             return encoder_pb2.EncodeResponse(
                 embeddings=vectors.to_proto(matrix),
                 model_version=self.version,
                 space_id=request.space_id if request.space_id in self.other_spaces else self.space_id,
+                truncated=len(long),
             )
         finally:
             self.in_flight -= 1

@@ -87,7 +87,7 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
         addresses = {name: f"127.0.0.1:{server.port}" for name, server in servers.items()}
         client = await stack.enter_async_context(AsyncClient(index=targets["index_target"]))
         await until(lambda: encoder.readiness.healthy and index.readiness.healthy)
-        await client.index.build(CORPUS, PREMISES)
+        await client.index.build(CORPUS, [*PREMISES, ("long", "the sun is a star " * 40)], truncate=True)
         yield World(trainer, RegistryClient(trainer.channel), client.index, space, addresses)
 
 

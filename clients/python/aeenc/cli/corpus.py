@@ -65,12 +65,13 @@ def build_corpus(
     activate: bool = True,
     space_id: str = "",
     fold_same: bool = False,
+    truncate: bool = False,
     on_stage: Callable[[BuildStage], None] | None = None,
 ) -> CorpusBuild:
     """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often; `all` is 0 until known.
 
-    With `fold_same`, premises that say the same are one. `on_stage` is called when the index begins to index what it
-    has received. A source that can be gone through twice is
+    With `fold_same`, premises that say the same are one; with `truncate`, those too long for the model are cut.
+    `on_stage` is called when the index begins to index what it has received. A source that can be gone through twice is
     read to its end before anything is sent, so that a malformed line costs nothing.
     """
     premises = premises_of(source) if isinstance(source, Dataset | RatedDataset) else source
@@ -89,6 +90,7 @@ def build_corpus(
         activate=activate,
         space_id=space_id,
         fold_similar=fold_same,
+        truncate=truncate,
         on_progress=progressed,
         on_stage=on_stage,
     )
@@ -165,6 +167,11 @@ def source_of(
     return read_facts(path_of(facts), file_format=file_format, id_column=id_column, text_column=text_column)
 
 
+Truncate = Annotated[
+    bool, typer.Option("--truncate", help="Cut facts too long for the model, instead of refusing them.")
+]
+
+
 @taking(source=source_of)
 def build(
     context: typer.Context,
@@ -181,6 +188,7 @@ def build(
             help="Make facts aliases of an earlier one that says the same: they differ in case, articles, punctuation.",
         ),
     ] = False,
+    truncate: Truncate = False,
     engine: Annotated[
         str, typer.Option(show_default="one stream", help="ray: by many processes; needs the extra index-ray.")
     ] = "",
@@ -201,7 +209,7 @@ def build(
 ) -> None:
     """Builds a new generation of a corpus; the one that serves goes on until the new one is complete.
 
-    Says how many facts say the same as an earlier one.
+    Says how many facts say the same as an earlier one, and how many were cut.
     """
     if source is None:
         raise InvalidArgument("give either --data DIR or --facts FILE")
@@ -209,15 +217,14 @@ def build(
     with client(context) as connected:
         if engine and fold_same:
             raise InvalidArgument("--engine builds every fact as it is; leave --fold-same or --engine out")
+        shared: dict[str, Any] = {"activate": activate, "space_id": space_id, "truncate": truncate}
         if engine:
-            options = {"address": ray_address, "workers": workers, "work": work}
-            options |= {"activate": activate, "space_id": space_id, "targets": targets_of(context)}
-            built = _build_elsewhere(out, connected, name, source, engine, **options)
+            shared |= {"address": ray_address, "workers": workers, "work": work, "targets": targets_of(context)}
+            built = _build_elsewhere(out, connected, name, source, engine, **shared)
         elif ray_address or workers or work:
             raise InvalidArgument("--ray, --workers and --work go with --engine ray")
         else:
-            options = {"activate": activate, "space_id": space_id, "fold_same": fold_same}
-            built = build_shown(out, connected, name, source, **options)
+            built = build_shown(out, connected, name, source, fold_same=fold_same, **shared)
     for note in built.notes:
         out.note(note)
     told = {key: value for key, value in asdict(built).items() if key != "notes"}
@@ -253,6 +260,7 @@ def _build_elsewhere(
         active=options["activate"],
         seconds=round(seconds, 3),
         facts_per_s=round(built.facts / seconds, 1),
+        notes=next(one.notes for one in client.index.list_generations(name) if one.id == built.artifact.id),
     )
 
 
@@ -284,6 +292,7 @@ def add(
     file: Annotated[
         str | None, typer.Option(metavar="PATH|URL", help="A file of facts instead, as `corpus build --facts`.")
     ] = None,
+    truncate: Truncate = False,
 ) -> None:
     """Adds facts to a corpus. Its generation before stays, to be activated again or deleted.
 
@@ -293,7 +302,7 @@ def add(
     if bool(texts) == (file is not None):
         raise InvalidArgument("give either texts or --file PATH")
     facts = texts or read_facts(path_of(file or ""))
-    _change(context, name, lambda connected: connected.index.add(name, facts))
+    _change(context, name, lambda connected: connected.index.add(name, facts, truncate=truncate))
 
 
 def remove(
@@ -371,7 +380,7 @@ def _repair(
         raise DataLoss(f"{damage.message}; its space cannot be read: {remedy}")
     if source is None:
         source = _premises_of_damaged(client, name, damaged, damage)
-    built = build_shown(out, client, name, source, activate=False, space_id=space_id)
+    built = build_shown(out, client, name, source, activate=False, space_id=space_id, truncate=True)  # as it may be
     active = not generation or known.get("active") == "true"  # without a name, the active one was checked
     if active:
         # what serves may be another one, or none: the active one may not have opened

@@ -322,7 +322,7 @@ class BuildGenerationRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[BuildHeader, _Mapping]] = ..., premises: _Optional[_Iterable[_Union[_types_pb2.Premise, _Mapping]]] = ...) -> None: ...
 
 class BuildHeader(_message.Message):
-    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "activate", "resume_from", "folding", "space_id")
+    __slots__ = ("corpus", "request_id", "base_generation", "delete_ids", "activate", "resume_from", "folding", "space_id", "truncate")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +331,7 @@ class BuildHeader(_message.Message):
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     FOLDING_FIELD_NUMBER: _ClassVar[int]
     SPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     request_id: str
     base_generation: str
@@ -339,7 +340,8 @@ class BuildHeader(_message.Message):
     resume_from: int
     folding: Folding
     space_id: str
-    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ..., space_id: _Optional[str] = ...) -> None: ...
+    truncate: _types_pb2.Truncate
+    def __init__(self, corpus: _Optional[str] = ..., request_id: _Optional[str] = ..., base_generation: _Optional[str] = ..., delete_ids: _Optional[_Iterable[str]] = ..., activate: bool = ..., resume_from: _Optional[int] = ..., folding: _Optional[_Union[Folding, str]] = ..., space_id: _Optional[str] = ..., truncate: _Optional[_Union[_types_pb2.Truncate, str]] = ...) -> None: ...
 
 class PutExplanationsRequest(_message.Message):
     __slots__ = ("header", "explanations")
