@@ -58,7 +58,7 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
             case "id":
                 return encoder_pb2.EncodeResponse(model_version=request_id(context))
             case "disk":
-                raise OSError(getattr(errno, request.texts[1]), "the disk says no")
+                raise OSError(getattr(errno, request.texts[1]), "the disk says no", "/etc/shadow")
             case "wait":
                 self.waiting += 1
                 await self.release.wait()
@@ -246,6 +246,8 @@ async def test_a_refused_call_leaves_nothing_for_the_garbage_collector() -> None
         (["disk", "EROFS"], errors.Unavailable, "the disk is read-only; mount it", {}),
         (["disk", "EACCES"], errors.Unavailable, "denies the service a file; correct its owner", {}),
         (["disk", "EIO"], errors.Unavailable, "fails to read or write; replace it", {}),
+        (["disk", "ENOENT"], errors.Unavailable, "lacks a file that was there; look whether its volume is mounted", {}),
+        (["disk", "ESTALE"], errors.Unavailable, "lacks a file that was there; look whether its volume is mounted", {}),
     ],
 )
 async def test_an_error_reaches_the_caller_as_its_class_without_internals_and_the_process_goes_on(
@@ -254,8 +256,10 @@ async def test_an_error_reaches_the_caller_as_its_class_without_internals_and_th
     server, _ = build(message_bytes=4096)
     async with server:
         client = EncoderClient((await ready(server)).channel.with_options(retry=False))
-        with pytest.raises(kind, match=said) as caught:
+        with structlog.testing.capture_logs() as logs, pytest.raises(kind, match=said) as caught:
             await client.encode(texts)
+        if texts[0] in {"bug", "disk"}:
+            assert [log["exc_info"] for log in logs if log["event"] == "call failed"], "the log has what it hides"
         assert {name: getattr(caught.value, name) for name in with_it} == with_it
         assert "shadow" not in caught.value.message
         if texts == ["many"]:

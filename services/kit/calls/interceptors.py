@@ -46,6 +46,7 @@ _DISK = {
     errno.EACCES: "denies the service a file; correct its owner and permissions",
     errno.EPERM: "denies the service a file; correct its owner and permissions",
     errno.EIO: "fails to read or write; replace it, or restore a backup",
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), "lacks a file that was there; look whether its volume is mounted,"),
 }
 _ARITY = {False: "unary", True: "stream"}
 _WATCHERS = Caller("health watches", on_behalf=False)  # all together are one caller: nobody knows who they are
@@ -257,7 +258,7 @@ class CallHandlers(grpc.GenericRpcHandler):
             self._end(call, "CANCELLED")
             raise error
         known = to_public_error(error, call.request_id)
-        if known.code == "INTERNAL":
+        if known.code == "INTERNAL" or (known.code == "UNAVAILABLE" and known is not error):
             log.error("call failed", method=call.method.name, exc_info=error)
         elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
             log.warning("call refused", method=call.method.name, code=known.code, message=known.message)

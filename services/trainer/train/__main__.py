@@ -19,6 +19,7 @@ from typing import Any
 from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
 from services.store.artifacts import ArtifactStore
 from services.store.files import DISK_FULL, atomic_write
+from services.store.objects import open_store
 from services.trainer.jobs.files import JobFiles
 from services.trainer.registry.child import EXIT_DISK_FULL
 
@@ -48,23 +49,28 @@ def _job(files: JobFiles) -> None:
 
     try:
         run_job(files)
-    except (Unavailable, Overloaded, DeadlineExceeded) as error:  # the trainer tries again later
-        files.write_result({"error": error.message, "transient": True})
-    except AeencError as error:
-        files.write_result({"error": error.message})
-    except (Diverged, ValueError) as error:
-        files.write_result({"error": str(error)})
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        traceback.print_exc()
-        sys.exit(EXIT_DISK_FULL)  # the result could not be written either
-    except (MemoryError, RuntimeError) as error:
-        traceback.print_exc()
-        files.write_result({"error": _no_memory(error) or _internal(error)})
     except Exception as error:  # noqa: BLE001 - the job must name its failure; the traceback goes to the trainer's log
-        traceback.print_exc()
-        files.write_result({"error": _internal(error)})
+        if not isinstance(error, (AeencError, Diverged, ValueError)):
+            traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            sys.exit(EXIT_DISK_FULL)  # the result could not be written either
+        if isinstance(error, (Unavailable, Overloaded, DeadlineExceeded)):  # the trainer tries again later
+            files.write_result({"error": error.message, "transient": True})
+        elif lost := _lost_volume(files):
+            files.write_result({"error": lost, "transient": True})
+        else:
+            said = str(error) if isinstance(error, (AeencError, Diverged, ValueError)) else ""
+            files.write_result({"error": said or _no_memory(error) or _internal(error)})
+
+
+def _lost_volume(files: JobFiles) -> str:
+    """Names the artifacts volume where it is away, by which a job may fail in many ways; empty where it is there."""
+    plan = files.plan()
+    try:
+        open_store(Path(plan.artifacts_dir), plan.artifacts_url, is_known=True).check_there()
+    except Unavailable as error:
+        return error.message
+    return ""
 
 
 def _no_memory(error: Exception) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.jobs.files import JobFiles
 from services.trainer.registry.child import Child
 from support.waiting import until
 
@@ -74,20 +73,3 @@ async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, mo
     await until(ready.exists)  # it makes the file once its handler stands
     await child.end()
     assert await child.wait() == -signal.SIGKILL
-
-
-def test_a_lack_of_memory_is_told_with_a_remedy_and_not_as_an_internal_error(monkeypatch, tmp_path: Path):
-    import torch
-
-    from services.trainer.train import __main__ as child
-    from services.trainer.train import job
-
-    files = JobFiles(tmp_path)
-    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2**50))
-    child._job(files)
-    assert files.result() == {
-        "error": "out of memory; lower the batch size or raise `accumulation`, then start a new job"
-    }
-    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2) @ torch.empty(3))
-    child._job(files)
-    assert files.result() == {"error": "internal error (RuntimeError); the trainer's log has it"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from dataclasses import asdict, replace
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime
@@ -13,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save
 
-from aeenc.errors import FailedPrecondition, NotFound, Unavailable
+from aeenc.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from services.corpus.generation import PremiseRecord, folder_of
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.runtime.onnx_session import CPU, Placement
@@ -25,6 +26,7 @@ from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.child import EXIT_DISK_FULL, describe_exit
+from services.trainer.train import __main__ as child
 from services.trainer.train import job, losses
 from services.trainer.train import loop as training
 from services.trainer.train.encoder import QueryEncoder, load_encoder, prepare_torch, tensors_of
@@ -452,3 +454,43 @@ def test_a_job_that_begins_while_the_volume_is_lost_is_tried_again(space: Space,
             JobInputs.load(files, Rank())
     finally:
         lost.rename(space.store.root)
+
+
+def test_a_lack_of_memory_is_told_with_a_remedy_and_not_as_an_internal_error(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    files = make_job()
+    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2**50))
+    child._job(files)
+    assert files.result() == {
+        "error": "out of memory; lower the batch size or raise `accumulation`, then start a new job"
+    }
+    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2) @ torch.empty(3))
+    child._job(files)
+    assert files.result() == {"error": "internal error (RuntimeError); the trainer's log has it"}
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("config.json"), DataLoss("no model is there; restore it")])
+def test_a_job_whose_volume_is_lost_meanwhile_is_tried_again(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    files, lost = make_job(), space.store.root.with_name("lost")
+
+    def fails(_: JobFiles) -> None:
+        space.store.root.rename(lost)
+        raise error
+
+    monkeypatch.setattr(job, "run_job", fails)
+    try:
+        child._job(files)
+    finally:
+        lost.rename(space.store.root)
+    remedy = "is not there any more; mount it again"
+    assert files.result() == {"error": f"the artifacts directory {space.store.root} {remedy}", "transient": True}
+
+
+def test_a_job_that_fails_beside_its_volume_says_so_and_ends(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
+    files = make_job()
+    monkeypatch.setattr(job, "run_job", Mock(side_effect=PermissionError("inputs.json")))
+    child._job(files)
+    assert files.result() == {"error": "internal error (PermissionError); the trainer's log has it"}
