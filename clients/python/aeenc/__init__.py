@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # what is loaded when it is first used, for editors and type 
     from aeenc.sampler import SamplerClient
     from aeenc.trainer import TrainerClient
     from aeenc.transport.channel import PATIENT, Channel, Retry
-    from aeenc.values import Premise
+    from aeenc.values import Pair, Premise
 
     connect = Client  # client = aeenc.connect()
     connect_async = AsyncClient
@@ -51,6 +51,7 @@ __all__ = [
     "Hit",
     "IndexClient",
     "Oracle",
+    "Pair",
     "PeopleClient",
     "Premise",
     "RegistryClient",
@@ -86,6 +87,7 @@ _HOMES = {
     "IndexClient": "index",
     "Oracle": "oracle",
     "PATIENT": "transport.channel",
+    "Pair": "values",
     "PeopleClient": "people",
     "Premise": "values",
     "RegistryClient": "registry",

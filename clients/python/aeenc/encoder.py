@@ -26,8 +26,6 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from aeenc.values.writing import message
 
-__all__ = ["Encoded", "EncoderClient", "Scored", "refuse_single_text", "selector"]
-
 
 class EncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.

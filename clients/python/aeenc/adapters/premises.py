@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from aeenc.calls import retrieval
 from aeenc.calls.inputs import refuse_single_texts
 from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, refuse_unknown
+from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
+from aeenc.transport.channel import Channel
 from aeenc.transport.sync import awaited, run
 from aeenc.transport.targets import ConnectOptions, Targets
 
@@ -28,6 +30,7 @@ class RetrieveOptions(retrieval.RetrieveOptions, total=False):
 
 
 OPTIONS = CALL_OPTIONS | {"k", "accepted", "timeout_s"}
+C = TypeVar("C", IndexClient, EncoderClient)
 _PLACE = {"corpus", *ConnectOptions.__annotations__}
 
 
@@ -60,12 +63,44 @@ class FoundPremise:
         }
 
 
-class PremiseRetriever:
+class ConnectsLater(Generic[C]):
+    """Base of what blocks and has one client, `_kind` of `_service`: it connects at the first call.
+
+    A copy, in this process or another, connects by itself. `_connected` runs on the loop of the blocking clients, to
+    which the channel belongs.
+    """
+
+    _service: str
+    _kind: Callable[[Channel], C]
+    _targets: Targets
+    _client: C | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_client": None}
+
+    def close(self) -> None:
+        """Closes the connection; the next call opens another."""
+        run(self._close())
+
+    def _connected(self) -> C:
+        if self._client is None:
+            self._client = self._kind(self._targets.channel(self._service))
+        return self._client
+
+    async def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.channel.close()
+
+
+class PremiseRetriever(ConnectsLater[IndexClient]):
     """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
 
     `index`, `token`, `ca` and the others of `place` are those of `aeenc.connect`, found as there where they are None.
     Warns of splits that no premise has, and raises InvalidArgument for an option that `IndexClient.retrieve` lacks.
     """
+
+    _service, _kind = "index", IndexClient
 
     def __init__(
         self,
@@ -77,14 +112,10 @@ class PremiseRetriever:
         self._corpus = corpus
         self._options = known(options or {})
         self._targets = Targets.find(**place)
-        self._client: IndexClient | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         refuse_change(name)
         object.__setattr__(self, name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_client": None}  # a copy, in this process or another, connects by itself
 
     def retrieve(self, text: str, changes: Mapping[str, Any] | None = None) -> list[FoundPremise]:
         """Finds the premises that best explain `text`, best first; `changes` are options of this call alone."""
@@ -94,21 +125,12 @@ class PremiseRetriever:
         """Does the same without blocking the event loop that awaits it."""
         return self._premises_of(await awaited(self._retrieve(text, known(changes or {}))))
 
-    def close(self) -> None:
-        """Closes the connection; the next call opens another."""
-        run(self._close())
-
     async def _retrieve(self, text: str, changes: Mapping[str, Any]) -> Retrieved:
         """Runs on the loop of the blocking clients, to which the channel belongs."""
         options = {**self._options, **changes}
         if accepted := options.pop("accepted", ()):
             options["accepted"] = [list(accepted)]
         return await self._connected().retrieve(self._corpus, [text], **options)
-
-    def _connected(self) -> IndexClient:
-        if self._client is None:
-            self._client = IndexClient(self._targets.channel("index"))
-        return self._client
 
     def _premises_of(self, found: Retrieved) -> list[FoundPremise]:
         for what, names in (("splits", found.unknown_splits), ("tags", found.unknown_tags)):
@@ -119,11 +141,6 @@ class PremiseRetriever:
                 )
         origin = (found.model_version, found.rerank_versions, found.generation, found.unknown_splits)
         return [FoundPremise(hit.id, hit.text, hit.score, rank, *origin) for rank, hit in enumerate(found[0], start=1)]
-
-    async def _close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.channel.close()
 
 
 def refuse_change(name: str) -> None:

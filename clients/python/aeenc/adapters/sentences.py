@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from aeenc.adapters.premises import ConnectsLater
 from aeenc.calls.encoding import Role
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
@@ -36,7 +37,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class AeencEncoder:
+class AeencEncoder(ConnectsLater[EncoderClient]):
     """Encodes sentences by the encoder service. It blocks; in an event loop, await `EncoderClient.encode` instead.
 
     `role` is that of texts without a `prompt_name`: "query" or "premise". `label` or `version` names the query encoder
@@ -45,6 +46,8 @@ class AeencEncoder:
     credentials and `timeout_s`, which limits a call of at most `batch_size` sentences, are found as those of
     `aeenc.connect`.
     """
+
+    _service, _kind = "encoder", EncoderClient
 
     def __init__(
         self,
@@ -60,10 +63,6 @@ class AeencEncoder:
         self._role = role_of(role)
         self._model = {"label": label, "version": version}
         self._space_id, self._truncate = space_id, truncate
-        self._client: EncoderClient | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_client": None}  # a copy, in this process or another, connects by itself
 
     @overload
     def encode(
@@ -135,10 +134,6 @@ class AeencEncoder:
         """Asks the encoder for the number of values of a vector."""
         return run(self._dim())
 
-    def close(self) -> None:
-        """Closes the connection; the next call opens another."""
-        run(self._close())
-
     async def _encode(self, texts: list[str], role: Role, batch: int) -> NDArray[np.float32]:
         """Runs on the loop of the blocking clients, to which the channel belongs."""
         if not texts:
@@ -157,16 +152,6 @@ class AeencEncoder:
 
     async def _dim(self) -> int:
         return int((await self._connected().info()).dim)
-
-    def _connected(self) -> EncoderClient:
-        if self._client is None:
-            self._client = EncoderClient(self._targets.channel("encoder"))
-        return self._client
-
-    async def _close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.channel.close()
 
 
 def role_of(name: str) -> Role:
