@@ -16,8 +16,10 @@ import pytest
 from aeenc import errors
 from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.store.formats import NewerFormat
-from services.store.redis import SOCKET_TIMEOUT_S, connect, key_prefix
+from services.store.life_cycles import LifeCycles, WorkKeys
+from services.store.redis import SOCKET_TIMEOUT_S, Leases, connect, key_prefix
 from services.store.registry import CheckpointRow, Registry, RolloutRow
+from services.store.requests import Request
 from support.waiting import until
 
 SPACE = "s0123456789abcdef"
@@ -353,8 +355,16 @@ async def test_without_redis_every_call_says_so(own_redis: list[PrivateRedis]) -
     registry = Registry(redis, "n")
     own_redis[-1].process.kill()
     own_redis[-1].process.wait()
-    with pytest.raises(errors.Unavailable, match=r"cannot reach the registry: Redis says .* is it running"):
-        await registry.set_label(SPACE, "stable", "q1")
+    cycles, request = LifeCycles(redis, WorkKeys("n", "run"), ("state",)), Request("id", "StartRun", {})
+    for noun, calls in {
+        "registry": [registry.set_label(SPACE, "stable", "q1"), registry.labels(), registry.checkpoints.add(row("q1"))],
+        "requests": [registry.requests.answer(request), registry.requests.record(request, {})],
+        "records": [cycles.get("r1"), cycles.active(), cycles.transition("r1", ("PENDING",), "RUNNING")],
+        "leases": [Leases(redis).take("lease", "me", 1.0), Leases(redis).release("lease", "me")],
+    }.items():
+        for call in calls:
+            with pytest.raises(errors.Unavailable, match=rf"cannot reach the {noun}: Redis says .* is it running"):
+                await call
     await redis.aclose()
 
 

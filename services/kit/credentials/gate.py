@@ -202,14 +202,26 @@ class Gate:
             raise
 
     def reload(self) -> bool:
-        """Reads the file again if it has changed; True if its content is now in force."""
-        return self._apply(self._read())
+        """Reads the file again if it has changed; True if its content is now in force. It may run in a thread."""
+        if self._path is None or not self._file.have_changed():
+            return False
+        wrong = ""
+        try:
+            self._use(load(self._path))
+        except errors.InvalidArgument as error:
+            wrong = error.message
+        if wrong:
+            log.error("the tokens file is not used, the last good one stays", reason=wrong)
+        else:
+            log.info("the tokens file was read again", path=str(self._path), credentials=len(self._callers))
+        self.problem = wrong and f"the tokens file is not used, the last good one stays: {wrong}"
+        return not wrong
 
     async def follow(self) -> None:
         """Reads the file again whenever it has changed, and has open calls checked again, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(POLL_S)
-            self._apply(await asyncio.to_thread(self._read))
+            await asyncio.to_thread(self.reload)
             for check_again in list(self._open):
                 check_again()
 
@@ -221,26 +233,6 @@ class Gate:
             yield
         finally:
             self._open.discard(check_again)
-
-    def _read(self) -> tuple[Credential, ...] | errors.InvalidArgument | None:
-        """Returns what a changed file says, or what is wrong with it; None without a change."""
-        if self._path is None or not self._file.have_changed():
-            return None
-        try:
-            return load(self._path)
-        except errors.InvalidArgument as error:
-            return error
-
-    def _apply(self, found: tuple[Credential, ...] | errors.InvalidArgument | None) -> bool:
-        if isinstance(found, errors.InvalidArgument):
-            self.problem = f"the tokens file is not used, the last good one stays: {found.message}"
-            log.error("the tokens file is not used, the last good one stays", reason=found.message)
-        elif found is not None:
-            self._use(found)
-            self.problem = ""
-            log.info("the tokens file was read again", path=str(self._path), credentials=len(found))
-            return True
-        return False
 
     def _check_named(self, method: str, token: HashedToken, credential: Credential, caller: Caller) -> Caller:
         name, now = credential.name, self._wall_clock()
@@ -271,11 +263,12 @@ class Gate:
     def _use(self, credentials: tuple[Credential, ...]) -> None:
         """Puts credentials into force. Who keeps their quota keeps what they have used of it."""
         self._callers = {one.name: (one, self._caller_of(one)) for one in credentials}
-        self._known = {}
+        known: dict[bytes, list[tuple[bytes, HashedToken, Credential, Caller]]] = {}
         for one, caller in self._callers.values():
             for token in one.hashes:
                 digest = bytes.fromhex(token.sha256)
-                self._known.setdefault(digest[:_KEY_BYTES], []).append((digest, token, one, caller))
+                known.setdefault(digest[:_KEY_BYTES], []).append((digest, token, one, caller))
+        self._known = known  # at once: calls are admitted meanwhile
 
     def _caller_of(self, new: Credential) -> Caller:
         old, before = self._callers.get(new.name, (None, ANYBODY))
