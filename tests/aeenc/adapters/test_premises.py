@@ -161,3 +161,14 @@ async def test_a_used_retriever_is_copied_and_sent_to_other_processes_without_it
         assert await copied.retrieve_async(QUERY) == found
         await asyncio.to_thread(copied.close)
     await asyncio.to_thread(retriever.close)
+
+
+async def test_closing_ends_the_connection_and_the_next_call_opens_another(target: str, index: Index):
+    retriever = PremiseRetriever("science", index=target)
+    await asyncio.to_thread(retriever.retrieve, QUERY)
+    channel = retriever._connected().channel
+    await asyncio.to_thread(retriever.close)
+    assert channel._closed.is_set()
+    assert await asyncio.to_thread(retriever.retrieve, QUERY)
+    assert len(index.tokens) == 2
+    await asyncio.to_thread(retriever.close)
