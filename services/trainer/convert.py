@@ -9,7 +9,6 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -19,13 +18,13 @@ from aeenc.evaluation import UNRANKED, GradedMetrics
 from aeenc.evaluation.graded import LENGTHS, check_grade
 from aeenc.trees import Accessible
 from aeenc.v1 import index_pb2, registry_pb2, trainer_pb2, types_pb2
+from aeenc.values import Garbage
 from services.kit.convert import bounded, label_of, opened_by, to_duration, to_timestamp
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
 from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
 from services.trainer.evaluation.tree_level import GoldTree
-from services.trainer.jobs.garbage import Garbage
 from services.trainer.jobs.job import Job, JobConfig
 from services.trainer.registry.operator_models import STABLE
 from services.trainer.registry.publishing import Move
@@ -88,16 +87,11 @@ def to_label(row: LabelRow) -> types_pb2.Label:
 
 def to_rollouts(rows: Sequence[RolloutRow], label: LabelRow) -> list[types_pb2.Rollout]:
     """Writes how far each encoder is with a label."""
-    return [
-        types_pb2.Rollout(
-            instance=row.instance,
-            label=types_pb2.Label(space_id=label.space_id, name=label.name, revision=row.revision),
-            ok=row.ok,
-            reason=row.reason,
-            finished_at=to_timestamp(row.at),
-        )
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        at = types_pb2.Label(space_id=label.space_id, name=label.name, revision=row.revision)
+        found.append(_message(types_pb2.Rollout, row, label=at, finished_at=row.at))
+    return found
 
 
 def to_publication(publication: Publication) -> dict[str, Any]:
@@ -183,11 +177,6 @@ def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
 def revision(message: Any) -> int | None:
     """Reads the expected revision of a request; None if it is not to be checked."""
     return message.expected_revision if message.HasField("expected_revision") else None
-
-
-def seconds(duration: Duration) -> float:
-    """Reads a duration in seconds."""
-    return float(duration.seconds + duration.nanos / 1e9)
 
 
 def _named(message: Message, name: str, unset: str = "", within: str = "") -> Any:
@@ -284,15 +273,7 @@ def _graded(graded: GradedMetrics | None) -> types_pb2.GradedMetrics | None:
         )
         for grade, shares in graded.recalls.items()
     ]
-    return types_pb2.GradedMetrics(
-        ndcg_linear=graded.ndcg_linear,
-        ndcg_exponential=graded.ndcg_exponential,
-        ndcg_textgraphs=graded.ndcg_textgraphs,
-        oracle_ndcg_linear=graded.oracle_ndcg_linear,
-        oracle_ndcg_exponential=graded.oracle_ndcg_exponential,
-        oracle_ndcg_textgraphs=graded.oracle_ndcg_textgraphs,
-        recalls=recalls,
-    )
+    return _message(types_pb2.GradedMetrics, graded, recalls=recalls)
 
 
 def _ranks(strict: Sequence[Ranks], paper: Sequence[Ranks]) -> Iterable[types_pb2.GoldRanks]:

@@ -133,7 +133,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
 
     async def Publish(self, request: registry_pb2.PublishRequest, context: Any) -> registry_pb2.PublishResponse:
         publication = await self._publishing.publish(
-            convert.from_publish(request), wait_s=convert.seconds(request.wait)
+            convert.from_publish(request), wait_s=request.wait.ToNanoseconds() / 1e9
         )
         gate = convert.to_gate(publication.gate)
         return registry_pb2.PublishResponse(**convert.to_publication(publication), **gate)
@@ -154,7 +154,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             request.space_id,
             corpus=request.corpus,
             expected_revision=convert.revision(request),
-            wait_s=convert.seconds(request.wait),
+            wait_s=request.wait.ToNanoseconds() / 1e9,
             request_id=request.request_id,
         )
         return registry_pb2.RollbackResponse(**convert.to_publication(publication))

@@ -114,16 +114,7 @@ class Evaluator:
             self._admitted -= 1
 
     async def _evaluate(self, spec: EvaluationSpec) -> Evaluation:
-        spec = replace(spec, queries=await run_in_thread(self._checked, spec))
-        if spec.version:
-            await run_in_thread(self._check_version, spec.version)
-        # Naming the label keeps evaluations out of a canary's share.
-        spec = replace(spec, label=None if spec.version else spec.label or "stable")
-        opened = await self._generation(spec.corpus, spec.generation)
-        if opened.is_folded:
-            spec = await run_in_thread(_as_stored, spec, opened)
-        standard = await run_in_thread(GoldStandard.of, spec.queries, opened.ordinal_by_text, opened.ordinal_by_id)
-        await run_in_thread(_check_trees, spec.trees, opened)
+        spec, opened, standard = await run_in_thread(self._prepared, spec)
         ranked = IndexRanks(self._index, opened, spec.retrieval, spec.label, spec.version, spec.queries)
         if spec.retrieval is None:
             done = await self._by_vectors(spec, opened, standard)
@@ -138,6 +129,23 @@ class Evaluator:
         if spec.trees:
             done = await self._trees(spec.trees, done, ranked, opened)
         return replace(done, with_ranks=spec.ranks)
+
+    def _prepared(self, spec: EvaluationSpec) -> tuple[EvaluationSpec, Generation, GoldStandard]:
+        """Checks an evaluation, opens its generation, and looks its texts up there."""
+        # Naming the label keeps evaluations out of a canary's share.
+        spec = replace(spec, queries=self._checked(spec), label=None if spec.version else spec.label or "stable")
+        if spec.version and is_cross_encoder(self._store, spec.version):
+            raise errors.FailedPrecondition(
+                f"checkpoint {spec.version} is a cross-encoder, which gives no vectors; evaluate a sentence encoder"
+            )
+        if not spec.corpus:
+            raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
+        opened = self._open(spec.corpus, spec.generation or active_generation(self._store, spec.corpus))
+        if opened.is_folded:
+            spec = _as_stored(spec, opened)
+        standard = GoldStandard.of(spec.queries, opened.ordinal_by_text, opened.ordinal_by_id)
+        _check_trees(spec.trees, opened)
+        return spec, opened, standard
 
     async def _by_vectors(self, spec: EvaluationSpec, opened: Generation, standard: GoldStandard) -> Evaluation:
         """Ranks what one call of the encoder gives before the next, as all vectors may be gigabytes."""
@@ -195,12 +203,6 @@ class Evaluator:
         """Returns how many premises of a ranking the index gives."""
         return min(DEPTH, int((await self._index.info()).service.limits.k) or DEPTH)
 
-    def _check_version(self, version: str) -> None:
-        if is_cross_encoder(self._store, version):
-            raise errors.FailedPrecondition(
-                f"checkpoint {version} is a cross-encoder, which gives no vectors; evaluate a sentence encoder"
-            )
-
     def _checked(self, spec: EvaluationSpec) -> list[EvaluationQuery]:
         trees = [text for tree in spec.trees for text in tree.queries]
         for name, texts in (("queries", [query.text for query in spec.queries]), ("trees", trees)):
@@ -223,12 +225,6 @@ class Evaluator:
                 "trees", "have no conditioned evaluation; leave trees or conditioned out"
             )
         return merged
-
-    async def _generation(self, corpus: str, generation: str) -> Generation:
-        if not corpus:
-            raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
-        generation = generation or await run_in_thread(active_generation, self._store, corpus)
-        return await run_in_thread(self._open, corpus, generation)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from aeenc import errors
 from aeenc.index import IndexClient
+from aeenc.values import Garbage
 from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, every, run_in_thread
 from services.kit.logs import get
@@ -141,16 +142,6 @@ class Retention:
     checkpoints: int = 0
 
 
-@dataclass(frozen=True)
-class Garbage:
-    """One thing that is removed, or would be."""
-
-    kind: str
-    id: str
-    reason: str
-    bytes: int
-
-
 class Collection:
     """Collects garbage every minute, between `start` and `stop`, and when asked."""
 
@@ -217,15 +208,16 @@ class Collection:
         keep = self._retention
         for job in await self._store.cycles.expired(keep.job_s, keep.jobs):
             size = await self._store.size_bytes(job.id) + await run_in_thread(_bytes, self._jobs_dir / job.id)
-            yield Garbage("job", job.id, job.reason, size)
+            yield Garbage(kind="job", id=job.id, reason=job.reason, bytes=size)
         if keep.checkpoint_s or keep.checkpoints:
             async for one in self._old_checkpoints(keep):
                 yield one
         for directory, reason in await finished_directories(self._jobs_dir, self._store):
-            yield Garbage("job directory", directory.name, reason, await run_in_thread(_bytes, directory))
+            size = await run_in_thread(_bytes, directory)
+            yield Garbage(kind="job directory", id=directory.name, reason=reason, bytes=size)
         for directory in await run_in_thread(self._checkpoints.store.left, FOLDER):
             size = await run_in_thread(_bytes, directory)
-            yield Garbage("unfinished checkpoint", directory.name, "its writer has died", size)
+            yield Garbage(kind="unfinished checkpoint", id=directory.name, reason="its writer has died", bytes=size)
 
     async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:
         ages = await self._registry.checkpoints.ages()
@@ -241,7 +233,8 @@ class Collection:
             else:
                 continue
             with contextlib.suppress(errors.NotFound):  # somebody has deleted it meanwhile
-                yield Garbage("checkpoint", version, reason, (await self._checkpoints.get(version)).size_bytes)
+                size = (await self._checkpoints.get(version)).size_bytes
+                yield Garbage(kind="checkpoint", id=version, reason=reason, bytes=size)
 
     async def _remove(self, one: Garbage) -> bool:
         try:

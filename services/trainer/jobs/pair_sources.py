@@ -16,7 +16,6 @@ reads them: right answers explain a question, wrong ones are refused, and questi
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
@@ -26,6 +25,7 @@ from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import AnswerDataset, RatedDataset, load_data, splits_in
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
+from aeenc.files.lines import json_lines
 from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.trees import Dataset
@@ -133,27 +133,17 @@ class DataSets:
                 sign: Sign = "POSITIVE" if right else "NEGATIVE"
                 yield JudgedPair(question.text, "", answer, sign, split, split, question_class=question.question_class)
 
-    def _lines(
-        self, path: Path, pairs_of: Callable[[Mapping[str, Any]], list[JudgedPair]], forms: str
-    ) -> Iterator[JudgedPair]:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    pairs = pairs_of(json.loads(line.decode()))
-                    texts = [text for pair in pairs for text in (pair.query, pair.premise, pair.premise_id)]
-                    sizes = [len(text.encode()) for text in texts]
-                except UnicodeDecodeError as error:
-                    raise InvalidArgument(
-                        f"{path}:{number} is not UTF-8 (byte {error.start + 1} is 0x{line[error.start]:02x}); save the "
-                        "file as UTF-8"
-                    ) from None
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidArgument):
-                    raise InvalidArgument(f"{path}:{number} has no pair; give {forms}") from None
-                if max(sizes, default=0) > self._text_bytes:
-                    raise InvalidArgument(f"{path}:{number} has a text over {self._text_bytes} bytes; shorten it")
-                yield from pairs
+    def _lines(self, path: Path, pairs_of: Callable[[Any], list[JudgedPair]], forms: str) -> Iterator[JudgedPair]:
+        for place, record in json_lines(path):
+            try:
+                pairs = pairs_of(record)
+                texts = [text for pair in pairs for text in (pair.query, pair.premise, pair.premise_id)]
+                sizes = [len(text.encode()) for text in texts]
+            except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument):
+                raise InvalidArgument(f"{place} has no pair; give {forms}") from None
+            if max(sizes, default=0) > self._text_bytes:
+                raise InvalidArgument(f"{place} has a text over {self._text_bytes} bytes; shorten it")
+            yield from pairs
 
 
 def _pairs_of(record: Mapping[str, Any]) -> list[JudgedPair]:

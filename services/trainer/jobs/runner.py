@@ -171,30 +171,19 @@ class JobRunner:
         if await self._store.transition(job_id, LIVE, "RUNNING", owner=self._owner) != "OK":
             return
         with span("job", within=job.traceparent, job_id=job_id):
-            await self._work_on(job)
-
-    async def _work_on(self, job: Job) -> None:
-        job_id = job.id
-        log.info("job is worked on", job=job_id, epochs_done=job.progress.epochs_done)
-        try:
-            version = await self._compute(job)
-        except JobStopped:
-            log.info("job was stopped", job=job_id)
-        except JobFailed as error:
-            await self._end(job_id, "FAILED", error=str(error), version=error.version)
-        except OSError as error:
-            reason = describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
-            await self._end(job_id, "FAILED", error=reason)
-        except (*TRANSIENT, NewerFormat):
-            raise  # `_hold` postpones the job, which stays RUNNING
-        except errors.AeencError as error:
-            await self._end(job_id, "FAILED", error=f"{error.message} (then resume the job)")
-        except Exception as error:  # the job must name the failure and stay resumable
-            log.exception("job failed unexpectedly", job=job_id)
-            reason = f"internal error ({type(error).__name__}); the trainer's log has it; resume the job to try again"
-            await self._end(job_id, "FAILED", error=reason)
-        else:
-            await self._end(job_id, "SUCCEEDED", version=version)
+            log.info("job is worked on", job=job_id, epochs_done=job.progress.epochs_done)
+            try:
+                version = await self._compute(job)
+            except JobStopped:
+                log.info("job was stopped", job=job_id)
+            except (*TRANSIENT, NewerFormat):
+                raise  # `_hold` postpones the job, which stays RUNNING
+            except JobFailed as error:
+                await self._end(job_id, "FAILED", error=str(error), version=error.version)
+            except Exception as error:  # noqa: BLE001 - the job must name the failure and stay resumable
+                await self._end(job_id, "FAILED", error=_reason(job_id, error))
+            else:
+                await self._end(job_id, "SUCCEEDED", version=version)
 
     async def _compute(self, job: Job) -> str:
         files = JobFiles(self._jobs_dir / job.id)
@@ -323,6 +312,16 @@ class JobRunner:
         return answer
 
 
+def _reason(job_id: str, error: Exception) -> str:
+    """Says why a job failed and what to do; what nobody expects goes to the log with its traceback."""
+    if isinstance(error, OSError):
+        return describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
+    if isinstance(error, errors.AeencError):
+        return f"{error.message} (then resume the job)"
+    log.error("job failed unexpectedly", job=job_id, exc_info=error)
+    return f"internal error ({type(error).__name__}); the trainer's log has it; resume the job to try again"
+
+
 def _checkpoints_in(result: dict[str, object]) -> list[str]:
     """Lists the checkpoints that a child's result names, each once."""
     return list(dict.fromkeys(str(result[name]) for name in ("premise_version", "version") if name in result))
@@ -371,10 +370,8 @@ class Backoff:
 
     def report(self) -> None:
         """Sets the readiness: DEGRADED while a job waits, else SERVING."""
-        for job_id, pause in self._pauses.items():
-            self._readiness.degraded(f"job {job_id} waits: {pause.reason}")
-            return
-        if self.handicap:
-            self._readiness.degraded(self.handicap)
+        waiting = (f"job {job_id} waits: {pause.reason}" for job_id, pause in self._pauses.items())
+        if lacking := next(waiting, self.handicap):
+            self._readiness.degraded(lacking)
         else:
             self._readiness.serving()

@@ -79,22 +79,10 @@ class JobStore:
         return [job_of(job_id, record) for job_id, record in page], after
 
     async def transition(
-        self,
-        job_id: str,
-        allowed: Sequence[State],
-        state: State,
-        *,
-        error: str = "",
-        version: str = "",
-        owner: str = "",
-        request: Request | None = None,
-        already: Sequence[State] = (),
+        self, job_id: str, allowed: Sequence[State], state: State, version: str = "", **how: Any
     ) -> str:
-        """Moves a job to a state, as `LifeCycles.transition` does."""
-        fields = {"version": version}
-        return await self.cycles.transition(
-            job_id, allowed, state, error=error, owner=owner, request=request, already=already, fields=fields
-        )
+        """Moves a job to a state, as `LifeCycles.transition` does; it then has this version."""
+        return await self.cycles.transition(job_id, allowed, state, fields={"version": version}, **how)
 
     async def progress(self, job_id: str, owner: str, progress: JobProgress) -> str:
         """Records a job's progress. Returns OK, LOST, or the state in which the job has ended."""

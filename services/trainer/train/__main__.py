@@ -60,7 +60,7 @@ def _job(files: JobFiles) -> None:
             files.write_result({"error": lost, "transient": True})
         else:
             said = str(error) if isinstance(error, (AeencError, Diverged, ValueError)) else ""
-            files.write_result({"error": said or _no_memory(error) or _internal(error)})
+            files.write_result({"error": said or _unexpected(error)})
 
 
 def _lost_volume(files: JobFiles) -> str:
@@ -73,15 +73,11 @@ def _lost_volume(files: JobFiles) -> str:
     return ""
 
 
-def _no_memory(error: Exception) -> str:
-    """Explains a lack of memory, for which torch raises RuntimeError; empty for another error."""
+def _unexpected(error: Exception) -> str:
+    """Explains a lack of memory, for which torch raises RuntimeError; of another error only its kind is told."""
     words = str(error)
     if isinstance(error, MemoryError) or "out of memory" in words or "allocate memory" in words:
         return "out of memory; lower the batch size or raise `accumulation`, then start a new job"
-    return ""
-
-
-def _internal(error: Exception) -> str:
     return f"internal error ({type(error).__name__}); the trainer's log has it"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import RecordWriter
+from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar, text
 
@@ -38,7 +37,6 @@ from services.trainer.train.reranking import RerankingTask
 _ELSEWHERE = ("base_version", "idempotency_key")
 LOSS, RATE, VALIDATION = "train/loss", "train/learning_rate", "validation/map"
 CONFIGURATION = "configuration"
-FILE_VERSION = "brain.Event:2"  # with an older one TensorBoard ignores resumptions
 
 log = get(__name__)
 Task = EncoderTask | RerankingTask  # what a job trains on its inputs
@@ -217,7 +215,7 @@ def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Cu
 class Curves:
     """A job's curves as TensorBoard events, by optimiser step: one run for each job, named by its id.
 
-    The steps of a resumed job replace those that it repeats. Records are written synchronously: the library's event
+    The steps of a resumed job replace those that it repeats. Records are written synchronously: the library's summary
     writer has a thread and a queue, and a full disk would end the thread and then block training. A failed write stops
     the curves with a line in the log, never the job.
     """
@@ -226,7 +224,7 @@ class Curves:
         self._plan, self._validated = plan, validated
         directory = plan.means.tensorboard_dir
         self._run = Path(directory) / plan.job_id if directory else None
-        self._writer: RecordWriter | None = None
+        self._writer: EventsWriter | None = None
         self._epochs = 0
 
     def add(self, step: Step) -> None:
@@ -249,13 +247,11 @@ class Curves:
                 self._writer.close()
         self._writer = None
 
-    def _opened(self, run: Path, first: int) -> RecordWriter:
+    def _opened(self, run: Path, first: int) -> EventsWriter:
         """Opens a file that holds from step `first` on. It repeats the last epoch's MAP, not its loss."""
         run.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files of such names in order; the number separates attempts within one second.
-        attempt = f"{int(time.time()):010}.{socket.gethostname()}.{len(list(run.iterdir()))}"
-        self._writer = RecordWriter(str(run / f"events.out.tfevents.{attempt}"))
-        self._write(first, file_version=FILE_VERSION)
+        # TensorBoard reads files in the order of their names; the number separates attempts within one second.
+        self._writer = EventsWriter(str(run / "events"), f".{len(list(run.iterdir()))}")
         self._write(first, session_log=SessionLog(status=SessionLog.START))
         if first == 0:
             self._write(0, summary=text(CONFIGURATION, _configuration(self._plan)))
@@ -273,7 +269,7 @@ class Curves:
 
     def _write(self, step: int, **content: Any) -> None:
         assert self._writer is not None
-        self._writer.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
+        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
 
 
 def _configuration(plan: TrainingPlan) -> str:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn, optim
+from torch.nn.parallel import DistributedDataParallel
 
 from services.kit.logs import get
 from services.store.files import atomic_write
@@ -184,7 +185,9 @@ class Training:
         value = 0.0
         for number, part in enumerate(parts, start=1):
             own, weight = self._rank.share(part)
-            with _without_gradient_sync(learner) if number < len(parts) else contextlib.nullcontext():
+            # Of several processes, the last part averages the gradients that all parts have added up.
+            adds_up = isinstance(learner, DistributedDataParallel) and number < len(parts)
+            with cast("DistributedDataParallel", learner).no_sync() if adds_up else contextlib.nullcontext():
                 loss = learner(own, units) * weight
                 loss.backward()
             value += float(loss.detach())
@@ -215,13 +218,6 @@ def schedule(step: int, steps: int) -> float:
     """Returns the share of the peak learning rate at a step, from 0: linear warm-up, then linear decay to 0."""
     warm_up = max(1.0, WARM_UP * steps)
     return min((step + 1) / warm_up, (steps - step) / max(1.0, steps - warm_up), 1.0)
-
-
-def _without_gradient_sync(learner: nn.Module) -> Any:
-    """Sums gradients up without averaging them over processes: the last part of a batch does that for all."""
-    if isinstance(learner, nn.parallel.DistributedDataParallel):
-        return learner.no_sync()
-    return contextlib.nullcontext()
 
 
 class KeptWeights:

@@ -159,7 +159,9 @@ def test_inferences_have_their_premise_as_anchor(tmp_path: Path):
 def test_a_line_that_is_no_inference_is_named(tmp_path: Path, line: str):
     path = tmp_path / "nli.jsonl"
     path.write_text('{"anchor": "a", "positive": "b"}\n' + line + "\n")
-    with pytest.raises(InvalidArgument, match=r"nli\.jsonl:2 has no pair; give gold_label"):
+    with pytest.raises(
+        InvalidArgument, match=r"nli\.jsonl:2( has no pair; give gold_label|: not JSON|: nested too deeply)"
+    ):
         DataSets({"nli": Path(f"nli:{path}")}, 64).read(["nli"], "")
 
 
@@ -217,7 +219,7 @@ def test_rated_facts_are_a_data_set_of_the_jobs_split():
 def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
     path = tmp_path / "set.jsonl"
     path.write_text(f'{{"query": "q", "positive": "p", "negative": "n"}}\n\n{line}\n')
-    with pytest.raises(InvalidArgument, match=r"set\.jsonl:3 has no pair"):
+    with pytest.raises(InvalidArgument, match=r"set\.jsonl:3( has no pair|: not JSON)"):
         DataSets({"set": path}, 64).read(["set"], "")
 
 
@@ -229,7 +231,7 @@ ANSWER = json.dumps({"question": "who", "answer": "x" * 65, "label": 1}).encode(
 @pytest.mark.parametrize(
     ("kind", "content", "told"),
     [
-        ("", GOOD.encode() + GOOD.encode("latin-1"), r":2 is not UTF-8 \(byte 29 is 0xc5\); save the file as UTF-8"),
+        ("", GOOD.encode() + GOOD.encode("latin-1"), r":2: byte 29 is not UTF-8; save the file as UTF-8"),
         ("", LONG, r":1 has a text over 64 bytes"),
         ("analogy:", ANSWER, r": question 'who' has a text over 64 bytes"),
     ],
