@@ -23,7 +23,7 @@ from services.kit.convert import bounded, label_of, opened_by, to_duration, to_t
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
-from services.trainer.evaluation.protocol import EvaluationQuery, Ranks
+from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.evaluation.tree_level import GoldTree
 from services.trainer.jobs.job import Job, JobConfig
 from services.trainer.registry.operator_models import STABLE
@@ -45,7 +45,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[Evaluat
             given[field.name] = float(f"{value:.7g}")
         elif field.message_type is None:
             given[field.name] = tuple(value) if field.is_repeated else value
-    return JobConfig.of(given), list(_queries(message.validation))
+    return JobConfig.of(given), list(map(_query, message.validation))
 
 
 def to_job(job: Job) -> trainer_pb2.Job:
@@ -122,8 +122,8 @@ async def from_evaluate_requests(
     whole = bounded(requests, max_bytes, "queries", "evaluate in parts")
     async for request in opened_by("config", whole):
         config = config or request.config
-        queries.extend(_queries(request.queries))
-        training.extend(_queries(request.training))
+        queries.extend(map(_query, request.queries))
+        training.extend(map(_query, request.training))
         trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
         nodes += sum(1 + len(one.intermediates) for one in request.trees)
         gold += sum(len(one.premises) for sent in (request.queries, request.training) for one in sent)
@@ -160,6 +160,7 @@ def to_garbage(garbage: Iterable[Garbage]) -> list[types_pb2.Garbage]:
 def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
     """Writes an evaluation's report."""
     report = evaluation.report
+    ranks = zip_longest(report.strict_ranks, report.paper_ranks, fillvalue=()) if evaluation.with_ranks else ()
     return _message(
         types_pb2.EvaluationReport,
         report,
@@ -169,7 +170,7 @@ def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
         parts=evaluation.parts,
         hypothesis_alone=evaluation.hypothesis_alone,
         gold_tree=evaluation.gold_tree,
-        ranks=list(_ranks(report.strict_ranks, report.paper_ranks)) if evaluation.with_ranks else (),
+        ranks=[types_pb2.GoldRanks(strict=_found(one), paper=_found(other)) for one, other in ranks],
         graded=_graded(report.graded),
     )
 
@@ -223,10 +224,6 @@ def _written(field: Any, value: Any) -> Any:
     return _message(kind, value)
 
 
-def _queries(messages: Iterable[types_pb2.GoldQuery]) -> Iterable[EvaluationQuery]:
-    return map(_query, messages)
-
-
 def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
     premises = tuple(map(sys.intern, message.premises))  # many queries name the same ones
     accessible = Accessible(message.before_id, tuple(message.only_ids))
@@ -274,11 +271,6 @@ def _graded(graded: GradedMetrics | None) -> types_pb2.GradedMetrics | None:
         for grade, shares in graded.recalls.items()
     ]
     return _message(types_pb2.GradedMetrics, graded, recalls=recalls)
-
-
-def _ranks(strict: Sequence[Ranks], paper: Sequence[Ranks]) -> Iterable[types_pb2.GoldRanks]:
-    for first, second in zip_longest(strict, paper, fillvalue=()):
-        yield types_pb2.GoldRanks(strict=_found(first), paper=_found(second))
 
 
 def _found(ranks: Iterable[int]) -> list[int]:

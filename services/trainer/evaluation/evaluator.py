@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class Evaluation:
     parts: Sequence[Part] = ()
     hypothesis_alone: TreeLevel | None = None
     gold_tree: TreeLevel | None = None
-    with_ranks: bool = field(default=False)
+    with_ranks: bool = False
 
 
 class Evaluator:
@@ -127,7 +127,11 @@ class Evaluator:
             parts = await run_in_thread(parts_seen, standard, done.report, spec.training)
             done = replace(done, parts=parts)
         if spec.trees:
-            done = await self._trees(spec.trees, done, ranked, opened)
+            texts = dict.fromkeys(text for tree in spec.trees for text in tree.queries)
+            found = await ranked.scored(list(texts), FIRST)
+            levels = partial(tree_level, spec.trees, found, opened.ordinal_by_text)
+            alone, along = [await run_in_thread(levels, along=way) for way in (False, True)]
+            done = replace(done, hypothesis_alone=alone, gold_tree=along)
         return replace(done, with_ranks=spec.ranks)
 
     def _prepared(self, spec: EvaluationSpec) -> tuple[EvaluationSpec, Generation, GoldStandard]:
@@ -189,15 +193,6 @@ class Evaluator:
         after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
         report, part = await run_in_thread(told.report, after, candidates=len(opened.premises))
         return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_versions, parts=[part])
-
-    async def _trees(
-        self, trees: Sequence[GoldTree], done: Evaluation, ranked: IndexRanks, opened: Generation
-    ) -> Evaluation:
-        found = await ranked.scored(list(dict.fromkeys(text for tree in trees for text in tree.queries)), FIRST)
-        alone, along = [
-            await run_in_thread(tree_level, trees, found, opened.ordinal_by_text, along=way) for way in (False, True)
-        ]
-        return replace(done, hypothesis_alone=alone, gold_tree=along)
 
     async def _depth(self) -> int:
         """Returns how many premises of a ranking the index gives."""

@@ -135,6 +135,8 @@ class Report:
     ) -> Report:
         """Computes the report: ranks `strict[i]` belong to `standard.kept[i]`, `paper[i]` to `standard.gold[i]`."""
         ranked = [ranks for ranks in strict if len(ranks)]
+        grades = zip(strict, standard.kept_grades, strict=True) if standard.grades else ()
+        graded = [(ranks.tolist(), own.tolist()) for ranks, own in grades if len(ranks)]
         return cls(
             strict=metrics_of(ranked),
             paper=metrics_of(paper) if paper else None,
@@ -144,7 +146,7 @@ class Report:
             average_precisions=np.array([average_precision(ranks) for ranks in ranked]),
             strict_ranks=strict,
             paper_ranks=paper or (),
-            graded=_graded(strict, standard.kept_grades) if standard.grades else None,
+            graded=graded_metrics_of([one for one, _ in graded], [own for _, own in graded]) if graded else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,11 +158,6 @@ class Report:
             "queries": self.queries,
             "pairs": self.pairs,
         }
-
-
-def _graded(ranks: Sequence[Ranks], grades: Sequence[NDArray[np.float64]]) -> GradedMetrics:
-    own = [(one.tolist(), graded.tolist()) for one, graded in zip(ranks, grades, strict=True) if len(one)]
-    return graded_metrics_of([one for one, _ in own], [graded for _, graded in own])
 
 
 def merge_queries(

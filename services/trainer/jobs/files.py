@@ -119,7 +119,8 @@ class JobFiles:
         if record is not None:
             check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
         hashes = {HASHES: ""} if record is None else record["sha256"]
-        damaged = [self.directory / name for name, sha256 in hashes.items() if not self._is_sound(name, sha256)]
+        paths = ((self.directory / name, sha256) for name, sha256 in hashes.items())
+        damaged = [path for path, sha256 in paths if not path.is_file() or sha256_of(path) != sha256]
         if damaged and (self.directory / EPOCH_STATE).is_file():
             raise DataLoss(
                 f"{damaged[0]} is missing or damaged, and the job has learned from these inputs; start a new job, or "
@@ -128,10 +129,6 @@ class JobFiles:
         if damaged and record is not None:
             log.warning("a job's input is damaged and written anew", path=str(damaged[0]))
         return not damaged
-
-    def _is_sound(self, name: str, sha256: str) -> bool:
-        path = self.directory / name
-        return path.is_file() and sha256_of(path) == sha256
 
     def plan(self) -> TrainingPlan:
         """Reads the plan."""

@@ -65,8 +65,11 @@ def _text(pair: JudgedPair, premises: Premises) -> str:
 def _drawn(accepted: dict[str, dict[str, None]], seed: int) -> set[str]:
     """Draws whole trees, and returns their queries."""
     steps = sorted(accepted)
-    trees = connected([_step(query, tuple(accepted[query])) for query in steps])
-    groups = [[steps[at] for at in tree] for tree in trees]
+    trees = []
+    for query in steps:
+        sentences = {f"p{n}": text for n, text in enumerate(accepted[query])}
+        trees.append(Tree(query, query, sentences, (Step(tuple(sentences), ROOT, query),)))
+    groups = [[steps[at] for at in tree] for tree in connected(trees)]
     premises = {text for texts in accepted.values() for text in texts}
     hypotheses = [sum(query not in premises for query in group) or 1 for group in groups]  # a circle has no root
     total = sum(hypotheses)
@@ -79,8 +82,3 @@ def _drawn(accepted: dict[str, dict[str, None]], seed: int) -> set[str]:
             count += hypotheses[at]
             drawn.update(groups[at])
     return drawn
-
-
-def _step(query: str, premises: tuple[str, ...]) -> Tree:
-    sentences = {f"p{n}": text for n, text in enumerate(premises)}
-    return Tree(query, query, sentences, (Step(tuple(sentences), ROOT, query),))

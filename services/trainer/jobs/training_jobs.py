@@ -70,7 +70,8 @@ class TrainingJobs:
             if started:
                 return _same(await self.store.get(started), config, fingerprint)
         generation, base_version = await self._resolve(config, validation)
-        await self._check_data(config)
+        await asyncio.to_thread(self._data_sets.check, config.data_sets, config.split)
+        await self._pairs.check(config.corpus, config.run_ids, config.split, need_positives=not config.data_sets)
         job = Job(
             id=uuid.uuid4().hex[:16],
             config=replace(config, base_version=base_version),
@@ -120,10 +121,6 @@ class TrainingJobs:
                 f"checkpoint {row.version} is of space {row.space_id}, corpus {corpus!r} of space {space_id}; name a "
                 "checkpoint of that space"
             )
-
-    async def _check_data(self, config: JobConfig) -> None:
-        await asyncio.to_thread(self._data_sets.check, config.data_sets, config.split)
-        await self._pairs.check(config.corpus, config.run_ids, config.split, need_positives=not config.data_sets)
 
     def _check(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> None:
         if not config.corpus:

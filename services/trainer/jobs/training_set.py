@@ -171,19 +171,14 @@ def build_training_set(
         dropped["BOTH_WAYS"] += sum("POSITIVE" in found and bool(REFUSED & found) for found in signs.values())
         if len(example.positives) or len(example.refused) or len(example.neutral):
             examples.append(example)
-    excluded[_without_splits(known, held_out if split else ())] = True
+    found = (ordinal_of(text) for text in (held_out if split else ()))
+    excluded[[own for own in found if own is not None and not known[own].splits]] = True
     return TrainingSet(examples, list(outside), excluded, dropped)
 
 
 def _may_be_found(pair: JudgedPair, own: int | None, premises: Premises, split: str) -> bool:
     """Whether a run may have found the query as a premise, so that nothing tells that trees of the split have it."""
     return own is not None and pair.premise_split != split and not premises[own].splits
-
-
-def _without_splits(premises: Premises, texts: Iterable[str]) -> list[int]:
-    """Lists the premises among some texts whose splits are unknown."""
-    found = (premises.ordinal_by_text.get(text) for text in texts)
-    return [ordinal for ordinal in found if ordinal is not None and not premises[ordinal].splits]
 
 
 def _known(by_id: Mapping[str, int], pair: JudgedPair) -> int:

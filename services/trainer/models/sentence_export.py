@@ -63,7 +63,7 @@ def write_sentence_transformer(to: Path, query: Artifact | None, premise: Artifa
     Raises FailedPrecondition for an encoder that sentence-transformers cannot compute.
     """
     sides = [artifact for artifact in (query, premise) if artifact is not None]
-    prompts = _prompts(sides[0])
+    prompts = {"query": sides[0].meta["query_prefix"], "document": sides[0].meta["premise_prefix"]}
     if len({artifact.id for artifact in sides}) == 1:
         modules = list(_write_modules(to, "", sides[0]))
     else:
@@ -78,10 +78,6 @@ def write_sentence_transformer(to: Path, query: Artifact | None, premise: Artifa
     _write(to / "modules.json", [{"idx": n, "name": str(n), **one} for n, one in enumerate(modules)])
     _write(to / "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
     (to / "README.md").write_text(_card(sides, prompts), encoding="utf-8")
-
-
-def _prompts(artifact: Artifact) -> dict[str, str]:
-    return {"query": artifact.meta["query_prefix"], "document": artifact.meta["premise_prefix"]}
 
 
 def _write_modules(to: Path, prefix: str, artifact: Artifact) -> Iterator[dict[str, str]]:

@@ -130,7 +130,10 @@ class FrozenVectors:
     ) -> None:
         """`stored` (n, dim) may be a memory map. On a GPU they lie in its memory, if that has room for them."""
         self.device = device
-        self._parts = [_tensor(part) for part in (stored, outside) if part is not None and len(part)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a memory map is read-only, and nothing here writes
+            known = (part for part in (stored, outside) if part is not None and len(part))
+            self._parts = [torch.from_numpy(np.asarray(part)) for part in known]
         self.dim = int(stored.shape[1])
         if (
             device.type == "cuda"
@@ -161,12 +164,6 @@ class FrozenVectors:
             for start in range(0, len(part), BLOCK_ROWS):
                 yield before + start, part[start : start + BLOCK_ROWS].to(self.device, dtype)
             before += len(part)
-
-
-def _tensor(array: NDArray[np.float32] | NDArray[np.float16]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a memory map is read-only, and nothing here writes
-        return torch.from_numpy(np.asarray(array))
 
 
 class Premises:

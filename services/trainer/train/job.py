@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX import RecordWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar, text
 
@@ -36,6 +37,7 @@ from services.trainer.train.reranking import RerankingTask
 # Parts of the configuration left out of a checkpoint's lineage: they are in the manifest already, or irrelevant.
 _ELSEWHERE = ("base_version", "idempotency_key")
 LOSS, RATE, VALIDATION = "train/loss", "train/learning_rate", "validation/map"
+FILE_VERSION = "brain.Event:2"  # with an older one TensorBoard ignores resumptions
 CONFIGURATION = "configuration"
 
 log = get(__name__)
@@ -215,7 +217,7 @@ def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Cu
 class Curves:
     """A job's curves as TensorBoard events, by optimiser step: one run for each job, named by its id.
 
-    The steps of a resumed job replace those that it repeats. Records are written synchronously: the library's summary
+    The steps of a resumed job replace those that it repeats. Records are written synchronously: the library's event
     writer has a thread and a queue, and a full disk would end the thread and then block training. A failed write stops
     the curves with a line in the log, never the job.
     """
@@ -224,7 +226,7 @@ class Curves:
         self._plan, self._validated = plan, validated
         directory = plan.means.tensorboard_dir
         self._run = Path(directory) / plan.job_id if directory else None
-        self._writer: EventsWriter | None = None
+        self._writer: RecordWriter | None = None
         self._epochs = 0
 
     def add(self, step: Step) -> None:
@@ -247,14 +249,19 @@ class Curves:
                 self._writer.close()
         self._writer = None
 
-    def _opened(self, run: Path, first: int) -> EventsWriter:
+    def _opened(self, run: Path, first: int) -> RecordWriter:
         """Opens a file that holds from step `first` on. It repeats the last epoch's MAP, not its loss."""
         run.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files in the order of their names; the number separates attempts within one second.
-        self._writer = EventsWriter(str(run / "events"), f".{len(list(run.iterdir()))}")
+        # TensorBoard reads files of such names in order; the number separates attempts within one second.
+        attempt = f"{int(time.time()):010}.{socket.gethostname()}.{len(list(run.iterdir()))}"
+        self._writer = RecordWriter(str(run / f"events.out.tfevents.{attempt}"))
+        self._write(first, file_version=FILE_VERSION)
         self._write(first, session_log=SessionLog(status=SessionLog.START))
         if first == 0:
-            self._write(0, summary=text(CONFIGURATION, _configuration(self._plan)))
+            plan = self._plan
+            record = {"generation": plan.generation, **asdict(plan.config), "means": asdict(plan.means)}
+            told = json.dumps(record, indent=1, ensure_ascii=False)
+            self._write(0, summary=text(CONFIGURATION, f"```\n{told}\n```"))  # in Markdown
         return self._writer
 
     def _add(self, step: Step) -> None:
@@ -269,10 +276,4 @@ class Curves:
 
     def _write(self, step: int, **content: Any) -> None:
         assert self._writer is not None
-        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
-
-
-def _configuration(plan: TrainingPlan) -> str:
-    """Describes the job in Markdown for TensorBoard."""
-    record = {"generation": plan.generation, **asdict(plan.config), "means": asdict(plan.means)}
-    return f"```\n{json.dumps(record, indent=1, ensure_ascii=False)}\n```"
+        self._writer.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())

@@ -78,9 +78,11 @@ def together(directory: Path, rank: Rank, device: torch.device, premises: int = 
     others = _start(directory, rank.processes) if rank.leads else []
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all run on this machine, whatever its host name resolves to
     try:
-        if rank.leads:
-            _await(directory, others)
-        else:
+        # Until all others have loaded; one that dies, which torch does not notice, is found here.
+        while rank.leads and not all(_here(directory, number).exists() for number in range(1, rank.processes)):
+            _raise_for_ended(others)
+            time.sleep(POLL_S)
+        if not rank.leads:
             _here(directory, rank.number).touch()
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL waits on the current one
@@ -126,13 +128,6 @@ def _start(directory: Path, processes: int) -> list[subprocess.Popen[bytes]]:
 def _here(directory: Path, number: int) -> Path:
     """Names the file by which a process reports that it has loaded."""
     return directory / f"{MEETING}-{number}"
-
-
-def _await(directory: Path, others: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits until all others have loaded, and notices one that dies, which torch does not."""
-    while not all(_here(directory, number).exists() for number in range(1, len(others) + 1)):
-        _raise_for_ended(others)
-        time.sleep(POLL_S)
 
 
 def _raise_for_ended(others: Sequence[subprocess.Popen[bytes]]) -> None:

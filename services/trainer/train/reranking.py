@@ -167,7 +167,8 @@ class RerankingTask:
         if report is None or not self.inputs.plan.means.int8:
             return report, None
         queries, threads = len(self.inputs.validation), torch.get_num_threads()
-        return report, Int8Trial(self._pairs, queries, self._map_of, report.strict.map, PADDED, threads)
+        before, map_of = report.strict.map, lambda found: self._reranked(found).strict.map
+        return report, Int8Trial(self._pairs, queries, map_of, before, PADDED, threads)
 
     def served(self, version: str) -> Report:
         """Measures a published cross-encoder in float32, each pair cut as it is when served."""
@@ -198,9 +199,6 @@ class RerankingTask:
             for query, ordinals in zip(self.inputs.validation, self._first.ordinals, strict=True)
             for n in ordinals[ordinals != NONE]
         ]
-
-    def _map_of(self, found: NDArray[np.float32]) -> float:
-        return self._reranked(found).strict.map
 
     def _reranked(self, found: NDArray[np.float32]) -> Report:
         """Reports on the first premises in the order of the scores (pairs,) of `_pairs`."""
