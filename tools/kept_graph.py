@@ -18,9 +18,8 @@ from services.trainer.models.space import pad_id_of
 from services.trainer.registry.checkpoints import FOLDER
 from services.trainer.train.encoder import encode, load_encoder
 from services.trainer.train.export.checkpoint import export_pretrained
-from services.trainer.train.export.exported import PROBES
 from services.trainer.train.export.kept_graph import EXPECTED, GRAPH, without_weights
-from services.trainer.train.export.writer import spec_of
+from services.trainer.train.export.writer import PROBES, spec_of
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ from benchmarks.tables.research import HOME, Research, at_hand, research
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.values import VECTOR_FEATURES, SearchHits
-from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, tree_level
+from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, tree_level
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune

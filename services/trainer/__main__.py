@@ -26,8 +26,7 @@ from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Device
 from services.trainer.registry.operator_models import ModelExports, OperatorModels
 from services.trainer.registry.publishing import Publisher
-from services.trainer.registry.tandem_publishing import TandemPublisher
-from services.trainer.registry.tandems import Tandems
+from services.trainer.registry.tandems import TandemPublisher, Tandems
 from services.trainer.servicer import RegistryAdminServicer, TrainerAdminServicer, TrainerServicer
 from services.trainer.settings import TrainerSettings
 

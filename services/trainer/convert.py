@@ -23,8 +23,8 @@ from services.kit.convert import bounded, label_of, opened_by, to_duration, to_t
 from services.store.registry import CheckpointRow, LabelRow, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.trainer.evaluation.evaluator import Evaluation, EvaluationSpec
+from services.trainer.evaluation.parts import GoldTree
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.evaluation.tree_level import GoldTree
 from services.trainer.jobs.job import Job, JobConfig
 from services.trainer.registry.operator_models import STABLE
 from services.trainer.registry.publishing import Move

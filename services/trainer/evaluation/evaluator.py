@@ -25,7 +25,17 @@ from services.corpus.generation import Generation, open_generation
 from services.kit.concurrency import run_in_thread
 from services.kit.limits import Limits, check_count, check_texts
 from services.store.artifacts import ArtifactStore
-from services.trainer.evaluation.parts import ConditionedQueries, Part, parts_seen, with_several_gold
+from services.trainer.evaluation.parts import (
+    FIRST,
+    ConditionedQueries,
+    GoldTree,
+    Part,
+    RankedPremises,
+    TreeLevel,
+    parts_seen,
+    tree_level,
+    with_several_gold,
+)
 from services.trainer.evaluation.protocol import (
     EvaluationQuery,
     GoldStandard,
@@ -34,7 +44,6 @@ from services.trainer.evaluation.protocol import (
     merge_queries,
     ranks_of,
 )
-from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, TreeLevel, tree_level
 from services.trainer.registry.checkpoints import active_generation, is_cross_encoder
 
 CHUNK = 240  # as many vectors of 4,096 values fit an answer

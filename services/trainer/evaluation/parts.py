@@ -1,14 +1,17 @@
-"""Metrics over a part of the gold pairs: those seen in training or not, and those left in conditioned retrieval.
+"""Metrics over parts of the gold pairs, seen in training or not or left in conditioned retrieval, and over whole trees.
 
 Conditioned retrieval tells the index, for each query, the gold premise that it found first, and ranks the others. In a
 part, gold premises outside it are not candidates: they count neither as right nor as wrong.
+
+Of a tree it counts how many leaves are among the first 25 premises retrieved for it. The query is the hypothesis alone
+or, along the gold tree, every inner node; its lists are merged by each premise's best score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ Kind = Literal[
     "QUERY_SEEN", "QUERY_UNSEEN", "PREMISE_SEEN", "PREMISE_UNSEEN", "PAIR_SEEN", "PAIR_UNSEEN", "NOT_CONDITIONED"
 ]
 Marks = NDArray[np.bool_]
+FIRST = 25
 
 
 @dataclass(frozen=True)
@@ -104,3 +108,59 @@ class ConditionedQueries:
         same = Report.of(self.left, self.without, None, candidates=candidates)
         part = Part("NOT_CONDITIONED", same.strict, None, same.queries, same.pairs)
         return Report.of(self.left, after, None, candidates=candidates), part
+
+
+class RankedPremises(NamedTuple):
+    """Premises by ordinal and their scores, each (n,), best first: arrays, as an evaluation holds thousands."""
+
+    ordinals: NDArray[np.int32]
+    scores: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GoldTree:
+    """The texts of a tree: its hypothesis, its other inner nodes, and its leaves."""
+
+    hypothesis: str
+    intermediates: tuple[str, ...]
+    leaves: tuple[str, ...]
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """All inner nodes, the hypothesis first."""
+        return (self.hypothesis, *self.intermediates)
+
+
+@dataclass(frozen=True)
+class TreeLevel:
+    """Mean recall of a tree's leaves, recall over all leaves, and the share of trees with full recall."""
+
+    recall_at_25: float
+    recall_at_25_micro: float
+    all_correct_at_25: float
+    trees: int
+    leaves: int
+
+
+def tree_level(
+    trees: Sequence[GoldTree], found: Mapping[str, RankedPremises], ordinal_by_text: Mapping[str, int], *, along: bool
+) -> TreeLevel:
+    """Measures the quality over trees. `found` has the first FIRST premises of each query; leaves count by text."""
+    shares, hits, leaves = [], 0, 0
+    for tree in trees:
+        lists = [found[text] for text in (tree.queries if along else (tree.hypothesis,))]
+        first = set(merged(lists))
+        wanted = {ordinal_by_text[leaf] for leaf in tree.leaves}
+        shares.append(len(wanted & first) / len(wanted))
+        hits, leaves = hits + len(wanted & first), leaves + len(wanted)
+    complete = [share == 1.0 for share in shares]
+    return TreeLevel(float(np.mean(shares)), hits / leaves, float(np.mean(complete)), len(trees), leaves)
+
+
+def merged(lists: Sequence[RankedPremises]) -> list[int]:
+    """Merges lists to the FIRST ordinals by best score in any list; ties go to the lower ordinal."""
+    best: dict[int, float] = {}
+    for one in lists:
+        for ordinal, score in zip(one.ordinals.tolist(), one.scores.tolist(), strict=True):
+            best[ordinal] = max(score, best.get(ordinal, -np.inf))
+    return sorted(best, key=lambda ordinal: (-best[ordinal], ordinal))[:FIRST]

@@ -1,9 +1,10 @@
-"""A checkpoint's tokenizer: texts, or pairs of them, as the padded inputs of a model. Without torch."""
+"""A checkpoint's inputs and outputs: texts, or pairs of them, as padded token ids, and what a model makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,15 @@ from tokenizers import Tokenizer
 
 from services.trainer.models.space import SpaceSpec
 
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
 Pair = tuple[str, str]
 Item = str | Pair  # what a model has one output for
 Inputs = dict[str, NDArray[np.int64]]  # by the names that models have for them, (batch, longest) each
+Outputs = NDArray[np.float32]  # vectors (n, dim) of texts, scores (n,) of pairs
+# onnxruntime's fused kernel is slower on a CPU than the two operators that it replaces.
+DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 
 
 class Batches:
@@ -74,3 +81,31 @@ def _padded(rows: Sequence[Sequence[int]], filler: int) -> NDArray[np.int64]:
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
     return padded
+
+
+def outputs_of(path: Path, batches: Batches, items: Sequence[Item], *, together: int = 1, threads: int = 1) -> Outputs:
+    """Computes the outputs of items by an exported model: each alone and unpadded, or so many together.
+
+    With one thread the sums have the same order on every machine with this CPU.
+    """
+    session = session_of(path, threads)
+    names = {put.name for put in session.get_inputs()}
+    rows: list[Any] = [None] * len(items)
+    for part in by_length(characters(items), together):
+        inputs = batches.inputs([items[n] for n in part])
+        found = session.run(None, {name: values for name, values in inputs.items() if name in names})[0]
+        for n, row in zip(part, found, strict=True):
+            rows[n] = row
+    return np.stack(rows) if rows else np.empty(0, dtype=np.float32)
+
+
+def session_of(path: Path, threads: int) -> InferenceSession:
+    """Opens an exported model on the CPU, as the encoder service does."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=DISABLED_OPTIMIZERS
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aeenc.errors import DataLoss
-from services.trainer.models.sentence_layout import Pooling, dense_file, read_layout
+from services.trainer.models.base_model import Pooling, dense_file, read_layout
 
 # Element types by their names in a safetensors header; the digest uses the long names.
 _ELEMENTS = {

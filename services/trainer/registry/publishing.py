@@ -28,8 +28,7 @@ from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.operator_models import STABLE, OperatorModels
 from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
 from services.trainer.registry.rollout import Publication, followed
-from services.trainer.registry.tandem_publishing import TandemPublisher
-from services.trainer.registry.tandems import Tandem
+from services.trainer.registry.tandems import Tandem, TandemPublisher
 
 log = get(__name__)
 

@@ -22,13 +22,12 @@ from services.trainer.evaluation.protocol import EvaluationQuery, Report, evalua
 from services.trainer.evaluation.ranking import Matrix
 from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
 from services.trainer.jobs.training_set import TrainingSet, build_training_set
-from services.trainer.models.batches import Batches
+from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.checkpoints import FOLDER
 from services.trainer.train.data import FrozenVectors, Objective, Premises, Queries, TrainedPremises
 from services.trainer.train.encoder import Encoders, QueryEncoder, device_of, encode, load_encoder, precision_of
 from services.trainer.train.export.checkpoint import exported_encoder
-from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.quantization import FILE as INT8_FILE
 from services.trainer.train.export.quantization import Int8Trial
 from services.trainer.train.export.writer import write_checkpoint

@@ -26,11 +26,10 @@ from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report, ev
 from services.trainer.evaluation.ranking import nearest, ranks_in
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import CANDIDATES, TrainingSet
-from services.trainer.models.batches import Batches, Pair, by_length, characters
+from services.trainer.models.batches import Batches, Pair, by_length, characters, outputs_of
 from services.trainer.train.data import Units
 from services.trainer.train.encoder import Encoders, autocast, tensors_of
 from services.trainer.train.export.cross_encoder import PairScorer, exported_cross_encoder, pair_batches
-from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.quantization import Int8Trial
 from services.trainer.train.export.writer import write_checkpoint
 from services.trainer.train.inputs import JobInputs, open_checkpoint

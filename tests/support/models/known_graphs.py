@@ -11,8 +11,7 @@ from services.trainer.models.batches import Batches
 from services.trainer.train import job
 from services.trainer.train.encoder import load_encoder, tensors_of
 from services.trainer.train.export import checkpoint as export
-from services.trainer.train.export.exported import PROBES
-from services.trainer.train.export.writer import spec_of
+from services.trainer.train.export.writer import PROBES, spec_of
 from support.models.forks import Graphs
 from support.models.tiny_base_models import write_tiny_base
 

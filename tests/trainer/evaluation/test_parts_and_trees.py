@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from aeenc.evaluation import UNRANKED, metrics_of
-from services.trainer.evaluation.parts import condensed, parts_seen
+from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, condensed, parts_seen, tree_level
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, evaluate
-from services.trainer.evaluation.tree_level import FIRST, GoldTree, RankedPremises, tree_level
 
 RNG = np.random.default_rng(5)
 TEXTS = [f"t{n}" for n in range(80)]

@@ -13,10 +13,9 @@ from aeenc.trees import Dataset
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
-from services.trainer.models.batches import Batches
+from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train.export.checkpoint import export_pretrained
-from services.trainer.train.export.exported import outputs_of
 from services.trainer.train.export.kept_graph import export_kept
 from services.trainer.train.export.quantization import Int8Trial, int8_gate, quantize
 from support.real_data import ENTAILMENTBANK, without_test

@@ -209,10 +209,9 @@ def test_the_default_models_space_stays_what_it_was() -> None:
 def test_fp16_is_exported_when_asked_for_and_near_fp32(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.trainer.models.batches import Batches
+    from services.trainer.models.batches import Batches, outputs_of
     from services.trainer.models.space import SpaceSpec
     from services.trainer.train.export import quantization
-    from services.trainer.train.export.exported import outputs_of
 
     artifact, _ = exported(tmp_path, space.base, fp16=True, max_tokens=64)
     path = artifact.file("model.fp16.onnx")

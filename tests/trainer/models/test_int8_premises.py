@@ -10,12 +10,12 @@ import pytest
 
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import Artifact, ArtifactStore
-from services.trainer.models.batches import Batches
+from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.export import quantization
 from services.trainer.train.export.checkpoint import export_pretrained
-from services.trainer.train.export.exported import PROBES, outputs_of
+from services.trainer.train.export.writer import PROBES
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job
 from services.trainer.train.ranks import Rank

@@ -16,9 +16,8 @@ from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.store.registry import LabelRow, Registry, RolloutRow
 from services.store.requests import Request, Requests
-from services.trainer.registry import tandem_publishing
-from services.trainer.registry.tandem_publishing import TandemPublisher
-from services.trainer.registry.tandems import Tandem
+from services.trainer.registry.rollout import await_all
+from services.trainer.registry.tandems import Tandem, TandemPublisher
 from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import eventually, until
 from support.worlds.tandem_world import PREMISES, TandemCheckpoints, TandemWorld, make_pair, pairs, tandem_space, world
@@ -85,7 +84,7 @@ async def unmoved(world: TandemWorld, made: TandemCheckpoints, before: tuple[str
 async def test_an_encoder_that_does_not_follow_keeps_the_old_pair_serving(
     world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.registry.tandem_publishing.LEAST_WAIT_S", 0.5)
+    monkeypatch.setattr("services.trainer.registry.tandems.LEAST_WAIT_S", 0.5)
     tandem, before = await world.tandem(pairs[0]), await world.served()
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
     with pytest.raises(errors.FailedPrecondition, match=r"encoder-2 \(has not answered yet\); repair") as caught:
@@ -179,19 +178,19 @@ async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_fo
     world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tandem, better = await tandem_and_better(world, pairs)
-    wait = tandem_publishing.await_all
+    wait = await_all
 
     async def overtaken(rows: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
-        monkeypatch.setattr(tandem_publishing, "await_all", wait)
+        monkeypatch.setattr("services.trainer.registry.tandems.await_all", wait)
         assert (await world.registry.publish(better, wait_s=20)).complete
         return await wait(rows, row, timeout_s)
 
-    monkeypatch.setattr(tandem_publishing, "await_all", overtaken)
+    monkeypatch.setattr("services.trainer.registry.tandems.await_all", overtaken)
     with pytest.raises(errors.Aborted, match=rf"at revision 2 \({better}\), no longer at 1, .*publish it again"):
         await world.registry.publish(tandem.version, wait_s=20)
     await unmoved(world, pairs[0], (better, world.base))
     await world.registry.set_label("stable", world.space.version)
-    monkeypatch.setattr(tandem_publishing, "await_all", overtaken)
+    monkeypatch.setattr("services.trainer.registry.tandems.await_all", overtaken)
     await world.registry.publish(tandem.version, wait_s=20, force=True)
     assert await world.served() == (tandem.version, tandem.generation)
 

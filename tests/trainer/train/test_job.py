@@ -31,7 +31,7 @@ from services.trainer.train import job, losses
 from services.trainer.train import loop as training
 from services.trainer.train.encoder import QueryEncoder, load_encoder, prepare_torch, tensors_of
 from services.trainer.train.export import checkpoint as export
-from services.trainer.train.export.exported import PROBES
+from services.trainer.train.export.writer import PROBES
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import EPOCH_STATE, Diverged, best_weights

@@ -17,8 +17,14 @@ from services.store.artifacts import ArtifactStore
 from services.trainer.models.batches import Batches
 from services.trainer.models.space import pad_id_of
 from services.trainer.train.encoder import QueryEncoder, encode, load_encoder, tensors_of
-from services.trainer.train.export.exported import PROBES, ExportedModel
-from services.trainer.train.export.writer import encoder_files, encoder_meta, spec_of, write_pretrained
+from services.trainer.train.export.writer import (
+    PROBES,
+    ExportedModel,
+    encoder_files,
+    encoder_meta,
+    spec_of,
+    write_pretrained,
+)
 
 OPSET = 18
 MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB

@@ -25,8 +25,7 @@ from services.trainer.models.space import pad_id_of
 from services.trainer.registry.checkpoints import CROSS_ENCODER
 from services.trainer.train.encoder import tensors_of
 from services.trainer.train.export.checkpoint import EXAMPLES, onnx_bytes
-from services.trainer.train.export.exported import PROBES, ExportedModel
-from services.trainer.train.export.writer import write_checkpoint
+from services.trainer.train.export.writer import PROBES, ExportedModel, write_checkpoint
 
 MAX_TOKENS = 512
 MIN_TOKENS = 8

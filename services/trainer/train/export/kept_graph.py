@@ -17,8 +17,14 @@ from services.corpus.arrays import map_array
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.trainer.models.batches import Batches
-from services.trainer.train.export.exported import PROBES, ExportedModel
-from services.trainer.train.export.writer import encoder_files, encoder_meta, spec_of, write_pretrained
+from services.trainer.train.export.writer import (
+    PROBES,
+    ExportedModel,
+    encoder_files,
+    encoder_meta,
+    spec_of,
+    write_pretrained,
+)
 
 GRAPH = Path(__file__).with_name(f"{DEFAULT_NAME}.onnx")  # without weights; initializers name their tensors
 EXPECTED = GRAPH.with_suffix(".npy")  # the probes' vectors by torch, (16, dim)

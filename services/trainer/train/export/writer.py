@@ -6,22 +6,49 @@ Encoders and cross-encoders, base models and trained ones are written alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from services.store.artifacts import Artifact, ArtifactStore
+from services.trainer.models.batches import Batches, Item, Outputs, outputs_of
 from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
 from services.trainer.registry.checkpoints import FOLDER
-from services.trainer.train.export.exported import PROBES, ExportedModel, Outputs, outputs_of
 from services.trainer.train.export.quantization import Int8Trial, add_fp16, add_int8
 
 MAX_DIFFERENCE = 1e-4  # between onnxruntime and torch, of outputs up to 1; relative beyond
 # The meta of a model that no job has trained.
 NOTHING_LEARNED = {"pretrained": False, "base_version": "", "job_id": "", "validation_map": 0.0}
 PADDED = 3  # items of the batch that is compared, too
+# Sixteen texts of one to several dozen words, so that loading a checkpoint probes every length bucket.
+_CLAUSES = (
+    "magnetism",
+    "an iron nail is attracted by a magnet",
+    "if an object is made of a magnetic metal then it is pulled towards a magnet",
+    "the sun is a star; it gives light and heat to the planets that travel around it",
+)
+PROBES = tuple("; ".join([clause] * times) for clause in _CLAUSES for times in (1, 2, 3, 5))
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """An ONNX model of texts, or of pairs of them, and all else that a checkpoint has of it.
+
+    `expected` are the outputs of the `probes`, and then of `further` items, by torch. `files` lie beside the model;
+    `meta` is what its users need to know.
+    """
+
+    onnx: bytes
+    batches: Batches
+    probes: Sequence[Item]
+    expected: Outputs
+    files: Mapping[str, bytes]
+    meta: Mapping[str, Any]
+    id_prefix: str
+    further: Sequence[Item] = ()
 
 
 def write_checkpoint(

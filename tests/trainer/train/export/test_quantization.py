@@ -17,12 +17,12 @@ from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles
-from services.trainer.models.batches import Batches
+from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
 from services.trainer.train.export import quantization
-from services.trainer.train.export.exported import PROBES, outputs_of
 from services.trainer.train.export.quantization import Int8Gate, Int8Trial, Recipe, add_int8, int8_gate, quantize
+from services.trainer.train.export.writer import PROBES
 from services.trainer.train.job import run_job
 from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space
 
