@@ -43,8 +43,7 @@ from benchmarks.harness.rows import Rows, run
 from benchmarks.scale.distributed import anonymous_bytes
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.evaluation.evaluator import MAX_GOLD, MAX_QUERIES
-from services.trainer.jobs.job import Job, JobConfig, JobProgress
-from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
 
 AT_ONCE, MOST_MIB, MIB = 8, 64.0, 2**20
 DIM, CALL_S, LOOK_S, AGAIN_S = 32, 120.0, 0.002, 0.1

@@ -18,9 +18,8 @@ import numpy as np
 from benchmarks.harness.rows import Rows
 from services.corpus.generation import PremiseRecord, open_generation
 from services.trainer.jobs.files import JobFiles, TrainingPlan
-from services.trainer.jobs.holding_back import hold_back
 from services.trainer.jobs.job import JobConfig
-from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.jobs.training_set import JudgedPair, hold_back
 from services.trainer.registry.quality_gate import compared
 from services.trainer.train.job import load, train
 from services.trainer.train.ranks import Rank

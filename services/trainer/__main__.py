@@ -17,9 +17,9 @@ from services.store.registry import Registry
 from services.trainer.evaluation.evaluator import Evaluator
 from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.garbage import Collection, Deletion, Retention
+from services.trainer.jobs.job import JobStore
 from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.jobs.runner import JobRunner
-from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints

@@ -26,8 +26,7 @@ from services.store.formats import NewerFormat, damage_is_data_loss
 from services.store.redis import connect, key_prefix
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.jobs.files import JobFiles, TrainingPlan
-from services.trainer.jobs.job import Job, JobConfig, JobProgress
-from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
 from services.trainer.registry.tandems import Tandem, Tandems
 
 SPACE, CORPUS = "s0123456789abcdef", "science"

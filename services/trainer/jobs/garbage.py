@@ -32,8 +32,7 @@ from services.store.redis import Leases
 from services.store.registry import Registry
 from services.store.registry_rows import versions_of
 from services.store.requests import Request
-from services.trainer.jobs.job import Job
-from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.job import Job, JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import FOLDER, Checkpoints
 from services.trainer.registry.tandems import Tandems

@@ -37,13 +37,11 @@ from services.store.life_cycles import LIVE, State
 from services.store.redis import WorkLease, once_redis_answers
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
-from services.trainer.jobs.holding_back import HeldBack, hold_back
-from services.trainer.jobs.job import Job, JobProgress
+from services.trainer.jobs.job import Job, JobProgress, JobStore
 from services.trainer.jobs.losses import dotted_name
 from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
-from services.trainer.jobs.store import JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
-from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.jobs.training_set import HeldBack, JudgedPair, hold_back
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 

@@ -19,8 +19,7 @@ from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.life_cycles import LIVE
 from services.store.registry import Registry
-from services.trainer.jobs.job import Job
-from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.job import Job, JobStore
 from services.trainer.registry.rollout import await_all
 from services.trainer.registry.tandems import Tandem, Tandems
 

@@ -21,11 +21,10 @@ from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import Job, JobConfig, JobProgress, job_then
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore, job_then
 from services.trainer.jobs.losses import LOSSES, OPTIONS, LossSpec, dotted_name, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
-from services.trainer.jobs.store import JobStore
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints, active_generation
 
 _RANGES: Mapping[str, tuple[float, float]] = {

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aeenc.errors import InvalidArgument
+from aeenc.files.lines import text_lines
 
 PAD, UNKNOWN, END = "[PAD]", "[UNK]", "[END]"  # with vectors of zeros
 MOST_WORDS = 200_000
@@ -39,7 +39,9 @@ class WordVectors:
         """Reads the first so many words, each once. Raises InvalidArgument naming file and line."""
         found: dict[str, NDArray[np.float32]] = {}
         width = 0
-        for place, line in _lines(path):
+        for place, line in text_lines(path):
+            if not (line := line.rstrip()):
+                continue
             cells = line.split(" ")
             if not width and len(cells) == 2 and all(cell.isdigit() for cell in cells):
                 width = int(cells[1])  # the header of fastText and word2vec
@@ -70,19 +72,6 @@ def _vector(place: str, line: str, width: int) -> tuple[str, NDArray[np.float32]
     if not word or len(vector) != width or not width or not np.isfinite(vector).all():
         raise InvalidArgument(f"{place}: not a word and {width} numbers; give the text form of the vectors")
     return word, vector
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode().rstrip()
-            except UnicodeDecodeError as error:
-                raise InvalidArgument(
-                    f"{path}:{number}: byte {error.start + 1} is not UTF-8; give the text form, not the binary one"
-                ) from None
-            if text:
-                yield f"{path}:{number}", text
 
 
 def write_base_model(

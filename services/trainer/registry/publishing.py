@@ -76,8 +76,8 @@ class Publisher:
     """The operations on labels. Callers move labels only through it.
 
     Moves are made in the order of their arrival: none follows a later one because its reads took longer, when its
-    caller has given up and asked for something else. A comparison and a rollback need no turn, for they name the
-    revision that they found; a tandem, whose publication asks the index, has turns of its own.
+    caller has given up and asked for something else. Compared publications and rollbacks take no turn, as they
+    name the revision that they found. Tandems have turns of their own.
     """
 
     def __init__(

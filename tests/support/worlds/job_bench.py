@@ -19,10 +19,9 @@ from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.trainer.jobs import runner as job_runner
 from services.trainer.jobs.files import ComputeOptions
-from services.trainer.jobs.job import Job, JobConfig, JobProgress
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
 from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.runner import JobRunner
-from services.trainer.jobs.store import JobStore
 from services.trainer.registry.child import Child
 
 

@@ -21,8 +21,7 @@ from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
-from services.trainer.jobs.job import Job, JobConfig, JobProgress
-from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.tandems import Tandem, Tandems

@@ -20,8 +20,7 @@ from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs import garbage as collection
 from services.trainer.jobs.garbage import Deletion
-from services.trainer.jobs.job import LIVE
-from services.trainer.jobs.store import JobStore
+from services.trainer.jobs.job import LIVE, JobStore
 from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import eventually, until
 from support.worlds.tandem_world import TandemCheckpoints, TandemWorld, pairs, tandem_space, world

@@ -93,7 +93,10 @@ def pair_batches(directory: Path, model: nn.Module) -> Batches:
     """Loads a directory's tokenizer for the pairs of a model."""
     tokenizer = load_tokenizer(directory)
     max_tokens = _max_tokens(directory, model, tokenizer)
-    typed = _has_types(model, tokenizer)
+    # Token types separate query and premise where the model needs them and its tokenizer gives them.
+    kinds = getattr(model.config, "type_vocab_size", 0) or 0
+    taken = inspect.signature(model.forward).parameters
+    typed = kinds > 1 and all("token_type_ids" in names for names in (taken, tokenizer.model_input_names))
     return Batches(tokenizer.backend_tokenizer, max_tokens, pad_id_of(directory), typed=typed)
 
 
@@ -133,13 +136,6 @@ def load_tokenizer(directory: Path) -> Any:
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise FailedPrecondition(f"{directory} has a tokenizer without tokenizer.json; save it as a fast one")
     return tokenizer
-
-
-def _has_types(model: Any, tokenizer: Any) -> bool:
-    """Tells whether token types separate query and premise: the model needs them and its tokenizer gives them."""
-    named = "token_type_ids" in inspect.signature(model.forward).parameters
-    has = named and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
-    return has and "token_type_ids" in tokenizer.model_input_names
 
 
 def _max_tokens(directory: Path, model: Any, tokenizer: Any) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.corpus.generation import PremiseRecord, Premises
-from services.trainer.jobs.holding_back import hold_back
-from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.jobs.training_set import JudgedPair, hold_back
 
 FACTS = [f"fact {n}" for n in range(400)]
 PREMISES = Premises.of([PremiseRecord(f"f{n}", text) for n, text in enumerate([*FACTS, "inner 0", "inner 1"])])
