@@ -49,3 +49,6 @@ def test_the_readiness_says_why_a_job_waits_until_it_does_no_more(now: list[floa
     assert readiness.reason == "job b waits: no index"
     jobs.keep_only(["c"])
     assert readiness.state == "SERVING"
+    jobs.handicap = "the base model is of a newer release"
+    jobs.report()
+    assert (readiness.state, readiness.reason) == ("DEGRADED", jobs.handicap)

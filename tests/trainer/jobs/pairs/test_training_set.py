@@ -154,6 +154,7 @@ def test_a_premise_of_other_splits_is_not_learned_from_in_a_run_over_a_corpus_wi
     deeper = [JudgedPair("a dev leaf", "a", "text a", "POSITIVE", "train")]  # the run has asked what explains it
     assert build_training_set(deeper, premises, "train", {"a dev leaf"}).dropped == 1
     of_train = [PremiseRecord("a", "text a"), PremiseRecord("x", "a dev leaf", (), ("train", "dev"))]
-    assert build_training_set(deeper, of_train, "train", {"a dev leaf"}).dropped == 0
+    both = build_training_set(deeper, of_train, "train", {"a dev leaf"})
+    assert (both.dropped, both.excluded.any()) == (0, False), "trees of the split have it"
     of_its_tree = [JudgedPair("q", "", "a dev leaf", "POSITIVE", "train", "train")]
     assert build_training_set(of_its_tree, premises, "train", {"a dev leaf"}).dropped == 0
