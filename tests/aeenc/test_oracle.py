@@ -37,12 +37,13 @@ def task(query: str = "a star gives light", *, task_id: str = "t1") -> Task:
     return Task(task_id, "r1", query, path=("the root",), accepted=(ICE,), candidates=(SUN, ICE))
 
 
-def test_a_program_whose_port_is_taken_ends_with_one_line():
+def test_a_program_whose_port_is_taken_ends_with_one_line(capfd: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(SystemExit) as ended:
             WordOracle().serve(address)
     assert ended.value.code == f"cannot listen on {address}; is another process there?"
+    assert capfd.readouterr().err == "", "gRPC's line"
 
 
 def test_a_task_travels_whole():

@@ -18,6 +18,7 @@ import inspect
 import logging
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -263,6 +264,7 @@ class Oracle:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((_Servicer(self, credential(token)).handlers(),))
         try:
+            _check_free(address)
             if cert is None or key is None:
                 port = server.add_insecure_port(address)
             else:
@@ -271,6 +273,17 @@ class Oracle:
             raise errors.Unavailable(f"cannot listen on {address}; is another process there?") from error
         await server.start()
         return OracleServer(server, port)
+
+
+def _check_free(address: str) -> None:
+    """Raises RuntimeError, as gRPC does, for an address that is taken: gRPC prints a line of its own before it."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and 0 < int(port) < 1 << 16:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host.strip("[]"), int(port)), family=family).close()
+        except OSError as error:
+            raise RuntimeError(str(error)) from error
 
 
 async def serve_until_signal(oracle: Oracle, listens: Callable[[int], None], address: str, **options: Any) -> None:

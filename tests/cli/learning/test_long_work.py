@@ -8,11 +8,12 @@ from google.protobuf import timestamp_pb2
 
 from aeenc import AsyncClient, errors, values
 from aeenc.cli.corpus import corpus_name
+from aeenc.cli.learning.jobs import show_job
 from aeenc.cli.learning.reports import report_dict
-from aeenc.cli.learning.runs import hypotheses_of
+from aeenc.cli.learning.runs import hypotheses_of, show_run
 from aeenc.cli.output import Output, metrics_table, table
 from aeenc.trees import Dataset
-from aeenc.v1 import registry_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 
 read = values.EvaluationReport.from_message
 
@@ -31,6 +32,19 @@ def report():
     return types_pb2.EvaluationReport(
         strict=metrics, paper=paper, candidates=7, queries=1, pairs=1, model_version="q1", generation="g1"
     )
+
+
+def test_counts_say_what_they_count_whatever_the_number(capsys):
+    show_job(values.Job.from_message(job(types_pb2.WORK_STATE_SUCCEEDED)), Output())
+    show_run(values.Run.from_message(sampler_pb2.Run(id="r1", state=types_pb2.WORK_STATE_SUCCEEDED)), Output())
+    told = " ".join(capsys.readouterr().out.split())
+    counted = (
+        "pairs not to be learned",
+        "queries that the loss cannot use",
+        "premises that are not in",
+        "verdicts without",
+    )
+    assert [words for words in counted if f"0 {words}" not in told] == []
 
 
 async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc, world, trees):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from services.trainer.train.export.writer import write_checkpoint
 from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours, spec_of
 from support.models.tiny_base_models import write_sentence_model
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PREFIXES = {"query_prefix": "query: ", "premise_prefix": "passage: ", "max_tokens": 12}
 
 
@@ -72,6 +75,23 @@ def _run(*words: object, code: int = 0, says: str = "") -> str:
     assert ended.exit_code == code, ended.output
     assert says in ended.output
     return ended.stdout
+
+
+def test_the_example_ranks_by_what_the_command_wrote_as_we_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    store, query, premise = _space(tmp_path)
+    _run("export", "encoder", query.id, "--artifacts", store.root, "--to", tmp_path / "out")
+    text, *facts = TEXTS
+    monkeypatch.setattr(sys, "argv", ["exported_encoder.py", str(tmp_path / "out"), text, *facts])
+    capsys.readouterr()
+    runpy.run_path(str(EXAMPLES / "exported_encoder.py"))
+    lines = capsys.readouterr().out.splitlines()
+    shown = {fact: float(score) for score, fact in (line.split("  ", 1) for line in lines)}
+    [asked] = ours(query.path, [text], prefix="query: ", max_tokens=12)
+    expected = ours(premise.path, facts, prefix="passage: ", max_tokens=12) @ asked
+    assert shown == pytest.approx(dict(zip(facts, expected.tolist(), strict=True)), abs=6e-4)
+    assert list(shown.values()) == sorted(shown.values(), reverse=True)
 
 
 def test_the_command_writes_both_sides_and_refuses_what_it_cannot(tmp_path: Path):

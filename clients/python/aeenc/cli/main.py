@@ -68,7 +68,7 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "export": (
-        "What runs have recorded, folds of a data set, and lists for provers, as files.",
+        "What runs have recorded, folds of a data set, lists for provers, vectors and encoders, as files.",
         {
             "pairs": "data.export_pairs",
             "triplets": "data.export_triplets",

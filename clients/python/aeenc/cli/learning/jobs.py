@@ -133,7 +133,7 @@ def show_job(job: values.Job, out: Output, *, published: bool | None = None) -> 
     `published`: whether its version serves now; None if nobody asked for that.
     """
     result = job_dict(job) | ({} if published is None else {"published": published})
-    words = {name: text.format(result[name]) for name, text in _WORDS.items() if result[name]}
+    words = {name: text.format(result[name]) for name, text in _WORDS.items()}
     shown = fields_table(result | words | {"gain": _gain_words(result)})
     out.result(result, shown, *(_next_words(job) if job.version and not published else []))
     check_end("job", result)

@@ -45,7 +45,9 @@ def retrieval_of(
     negative_feedback: Annotated[
         float, typer.Option(min=0, max=1, help="Share of what the first five have in common, taken off the query.")
     ] = 0.0,
-    rerank: Annotated[int, typer.Option(min=0, help="Let a cross-encoder order so many premises anew.")] = 0,
+    rerank: Annotated[
+        int, typer.Option(min=0, help="Let the cross-encoder of label stable order so many premises anew.")
+    ] = 0,
     rerank_weight: Annotated[
         float, typer.Option(min=0, help="Its score's weight beside the first ranking's; 0: its score alone.")
     ] = 0.0,

@@ -89,7 +89,7 @@ def show_run(run: values.Run, out: Output) -> None:
     """Writes a run as a result. Raises EndedBadly for one that has failed or was cancelled."""
     result = run_dict(run)
     skipped = f"{result['skipped']:,} verdicts without a decision: abstained, unseen or missing"
-    shown = fields_table(result | ({"skipped": skipped} if result["skipped"] else {}))
+    shown = fields_table(result | {"skipped": skipped})
     learnt = f"learn from it: aeenc train {run.config.corpus} --run {run.id}"
     out.result(result, shown, *([learnt] if run.progress.positives else []))
     if result["judgements"] and result["skipped"] == result["judgements"]:
