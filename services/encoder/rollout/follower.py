@@ -105,8 +105,7 @@ class Follower:
             self._readiness.starting(error.message)
         except Exception:  # the next round may go well
             log.exception("following the registry failed")
-        wait_s, trouble = self._options.poll_s, "following the registry failed"
-        self._spawn(every(wait_s, self._round, trouble, wake=self._wake, tell=self._fall_behind))
+        self._spawn(self._rounds())
 
     async def stop(self) -> None:
         """Stops following and signs off."""
@@ -141,6 +140,12 @@ class Follower:
                 await asyncio.sleep(RETRY_S)
             self._wake.set()
 
+    async def _rounds(self) -> None:
+        await self._wake.wait()  # the start was the first one
+        self._wake.clear()
+        trouble = "following the registry failed"
+        await every(self._options.poll_s, self._round, trouble, wake=self._wake, tell=self._fall_behind)
+
     async def _round(self) -> None:
         retry_failed, self._retry_failed = self._retry_failed, False
         await self._apply(retry_failed=retry_failed)
@@ -153,7 +158,7 @@ class Follower:
         """Serves what the rows name, as far as the candidates pass."""
         preferred = self._options.space_id or await self._registry.checkpoints.default_space()
         if preferred is None:
-            self._fall_behind("the registry names no space; start the trainer, it publishes the base model")
+            self._name_nothing("the registry names no space; start the trainer, it publishes the base model")
             return
         self._preferred = preferred
         self._versions.prefer(preferred)
@@ -161,7 +166,7 @@ class Follower:
         space_id = self._versions.space_id or preferred
         if (space_id, STABLE) not in named:
             self._stable = None
-            self._fall_behind("label `stable` names nothing")
+            self._name_nothing("label `stable` names nothing")
             return
         self._stable = named[space_id, STABLE] or self._stable
         if not self._versions.complete and self._stable is not None:
@@ -255,13 +260,16 @@ class Follower:
         self._newer = {key: why for key, why in newer.items() if not space_id or key[0] in followed}
         return [row for row in rows if not space_id or row.space_id in followed]
 
+    def _name_nothing(self, why: str) -> None:
+        if not self._versions.complete:
+            self._readiness.starting(why)
+        self._fall_behind(why)
+
     def _fall_behind(self, why: str) -> None:
         """Keeps serving: an empty registry, or one that is away, takes no version away."""
         if self._versions.complete:
             self._behind = f"following no labels: {why}"
             self.show_readiness()
-        elif self._readiness.state == "STARTING":
-            self._readiness.starting(why)
 
     def _is_served(self, row: LabelRow) -> bool:
         return self._versions.labels.get((row.space_id, row.name)) == row
