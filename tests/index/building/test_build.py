@@ -156,7 +156,7 @@ async def test_a_full_disk_is_unavailable_and_leaves_what_was_there(index, monke
     before = await index.client.build("science", facts()[:3])
     files = files_of(index.store)
 
-    def full(self, rows):
+    def full(self, *rows):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(vectors.VectorFile, "append", full)

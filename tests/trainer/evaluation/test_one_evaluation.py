@@ -55,11 +55,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
         id="g1", space_id="s", ordinal_by_text={"p": 0}, ordinal_by_id={"1": 0}, vectors=vectors, is_folded=False
     )
     slow = Slow()
-
-    async def generation(*_arguments: Any) -> Any:
-        return opened
-
-    monkeypatch.setattr(Evaluator, "_generation", generation)
+    monkeypatch.setattr(evaluator, "active_generation", lambda *_: opened.id)
+    monkeypatch.setattr(evaluator, "open_generation", lambda *_: opened)
     monkeypatch.setattr(evaluator, "ranks_of", slow)
     return slow
 
