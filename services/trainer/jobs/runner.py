@@ -179,6 +179,7 @@ class JobRunner:
             except JobFailed as error:
                 await self._end(job_id, "FAILED", error=str(error), version=error.version)
             except Exception as error:  # noqa: BLE001 - the job must name the failure and stay resumable
+                await asyncio.to_thread(self._checkpoints.store.check_there)  # a lost volume is waited for
                 await self._end(job_id, "FAILED", error=_reason(job_id, error))
             else:
                 await self._end(job_id, "SUCCEEDED", version=version)

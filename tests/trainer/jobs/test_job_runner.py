@@ -6,12 +6,14 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from aeenc import errors
 from services.kit.limits import Limits
+from services.store.artifacts import ArtifactStore
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.garbage import finished_directories
@@ -50,6 +52,21 @@ async def test_a_trainer_serves_while_it_works_on_a_job_that_was_left_behind(ben
     assert bench.readiness.state == "SERVING"
     served.set()
     await bench.until("SUCCEEDED")
+
+
+async def test_a_job_that_misses_a_file_of_a_lost_volume_is_tried_again(bench: Bench, tmp_path: Path):
+    volume = tmp_path / "volume"
+    bench.runner._checkpoints.store = ArtifactStore(volume, is_known=True)
+
+    async def missing() -> None:
+        if not volume.exists():
+            asyncio.get_running_loop().call_later(0.2, (volume / "checkpoints").mkdir, 0o777, True)
+            raise FileNotFoundError(volume / "manifest.json")
+
+    times = computing(bench, missing)
+    bench.runner.start()
+    assert (await bench.until("SUCCEEDED")).error == ""
+    assert len(times) == 2
 
 
 async def test_a_job_cancelled_elsewhere_keeps_what_it_has_computed(bench: Bench):
