@@ -8,9 +8,9 @@
     make bench NAME=against ARGS='--times 5 main index --only search'
 
 A revision that lacks the benchmark borrows this checkout's script. Both use this environment, but for a revision with
-another lock or pyproject, which gets one of its own by its own `make setup` (minutes). Each checkout answers from what
-its own `.aeenc` keeps; remove this checkout's before you compare what is trained. A missed bar is no failure. Options
-of this command stand before REV.
+another lock or pyproject: its `make setup` makes one (minutes). Each checkout uses the results in its `.aeenc`; remove
+this checkout's before you compare what is trained. A row that misses its bar does not fail the command. Options of this
+command stand before REV.
 """
 
 from __future__ import annotations

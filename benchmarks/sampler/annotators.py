@@ -180,7 +180,7 @@ def reading(trees: Sequence[Tree], world: World) -> dict[str, float]:
 
 
 def quality(running: Research, world: World, ahead: Sequence[Tree], version: str) -> dict[str, float]:
-    """What a version is worth: on the trees ahead, and on dev."""
+    """Measures a version on the trees ahead and on dev."""
     world.serve(version)
     strict = running.evaluate("dev", version=version, strict_only=True)["strict"]
     return {**reading(ahead, world), "MAP": strict["MAP"], "Hit@50": strict["Hit@50"]}

@@ -176,11 +176,10 @@ class JobRunner:
                 log.info("job was stopped", job=job_id)
             except (*TRANSIENT, NewerFormat):
                 raise  # `_hold` postpones the job, which stays RUNNING
-            except JobFailed as error:
-                await self._end(job_id, "FAILED", error=str(error), version=error.version)
             except Exception as error:  # noqa: BLE001 - the job must name the failure and stay resumable
                 await asyncio.to_thread(self._checkpoints.store.check_there)  # a lost volume is waited for
-                await self._end(job_id, "FAILED", error=_reason(job_id, error))
+                version = error.version if isinstance(error, JobFailed) else ""
+                await self._end(job_id, "FAILED", error=_reason(job_id, error), version=version)
             else:
                 await self._end(job_id, "SUCCEEDED", version=version)
 
@@ -206,7 +205,6 @@ class JobRunner:
                 began = f"generation {job.generation} of corpus {job.config.corpus!r}"
                 raise JobFailed(f"{error.message}; if {began} has been deleted, start a new job") from error
         if "error" in result:
-            await asyncio.to_thread(self._checkpoints.store.check_there)  # a lost volume is waited for
             raise JobFailed(str(result["error"]), version)
         return version
 
@@ -313,6 +311,8 @@ class JobRunner:
 
 def _reason(job_id: str, error: Exception) -> str:
     """Says why a job failed and what to do; what nobody expects goes to the log with its traceback."""
+    if isinstance(error, JobFailed):
+        return str(error)
     if isinstance(error, OSError):
         return describe_exit(EXIT_DISK_FULL) if error.errno in DISK_FULL else f"{error}; then resume the job"
     if isinstance(error, errors.AeencError):
