@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
 from aeenc import errors
-from services.launcher.private_redis import find_redis_server, start_private_redis
+from services.launcher.private_redis import start_private_redis
 from services.store.redis import connect
 from services.store.registry import CheckpointRow, Registry
 
@@ -21,19 +18,9 @@ def row(number: int) -> CheckpointRow:
     return CheckpointRow(f"q{number}", "s", False, "", "j" * 200, 0.0, "m" * 64, datetime.now(UTC), 1, 32)
 
 
-async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknowledged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    popen = subprocess.Popen
-
-    def limited(*arguments: object, **options: object) -> object:
-        options["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, LIMIT_BYTES))
-        return popen(*arguments, **options)  # type: ignore[call-overload]
-
-    assert find_redis_server()
-    with monkeypatch.context() as patch:
-        patch.setattr("services.launcher.private_redis.subprocess.Popen", limited)
-        full = start_private_redis(tmp_path)
+async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknowledged(tmp_path: Path):
+    full = start_private_redis(tmp_path)
+    resource.prlimit(full.process.pid, resource.RLIMIT_FSIZE, (LIMIT_BYTES, LIMIT_BYTES))
     redis = connect(full.url)
     registry, acknowledged = Registry(redis, "n"), []
     reason = ""
@@ -45,7 +32,8 @@ async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknow
             break
         acknowledged.append(f"q{number}")
     await redis.aclose()
-    full.stop()
+    full.process.kill()  # asked to end, it would stay: it cannot write what it has
+    full.process.wait()
     assert len(acknowledged) > 50
     assert "cannot reach the registry" in reason
     assert "disk not full" in reason
