@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aeenc import Channel, EncoderClient, errors
+from services.encoder.runtime.model import Tokenization
 from services.encoder.runtime.runners import PaddedRunner
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from support.models.tiny_checkpoints import register
@@ -62,6 +63,30 @@ async def test_a_call_that_proves_too_large_for_the_room_left_is_refused_with_a_
         with pytest.raises(errors.Overloaded, match="2,480 of them yours, and 558 more") as caught:
             await impatient.encode([LETTERS] * 9)
         assert caught.value.retry_after_s > 0
+        watched.go.set()
+        await asyncio.gather(*first)
+
+
+async def test_a_call_that_has_no_room_by_its_characters_is_refused_unread(
+    serve, registry, tiny_checkpoint, watched, monkeypatch
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(queued_tokens=8192, workers=1) as (server, client):
+        read: list[int] = []
+        texts_of = Tokenization.texts
+        monkeypatch.setattr(
+            Tokenization,
+            "texts",
+            lambda self, texts, **given: read.append(len(texts)) or texts_of(self, texts, **given),
+        )
+        watched.go.clear()
+        watched.server = server
+        first = [asyncio.create_task(client.encode([LETTERS] * 8, timeout_s=10)) for _ in range(5)]
+        await until(lambda: read == [8] * 5)
+        impatient = EncoderClient(client.channel.with_options(retry=False))
+        with pytest.raises(errors.Overloaded, match="504 more"):
+            await impatient.encode(["sun " * 40] * 12)
+        assert read == [8] * 5
         watched.go.set()
         await asyncio.gather(*first)
 

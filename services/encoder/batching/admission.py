@@ -80,7 +80,7 @@ class Admission:
             self._give_back(hold)
 
     def check_room(self, lane: Lane, tokens: int, caller: str, kind: type[Runner]) -> None:
-        """Raises Overloaded for a call without patience that would be refused with so many tokens, before any work."""
+        """Raises Overloaded for a call without patience that so many tokens would have refused, before it is read."""
         self._check_room(Hold(lane, min(tokens, self.part(lane)), False, (caller, kind)))
 
     def part(self, lane: Lane) -> int:

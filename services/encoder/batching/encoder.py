@@ -1,6 +1,6 @@
 """The calls Encode and Score, from checked arguments to rows and timings.
 
-    texts ──► resolve one version ──► room at all? ──► tokenizer ──► Admission (tokens) ──► Batcher ──► rows
+    texts ──► resolve one version ──► likely room? ─► tokenizer ──► Admission (tokens) ──► Batcher ──► rows
                    Versions          refuses: RetryInfo  loop or     refuses or waits      worker threads
                                                         few threads
 
@@ -33,7 +33,7 @@ from services.kit.limits import Limits, check_texts
 
 INLINE_CHARACTERS = 1024  # tokenized on the event loop in under 0.5 ms; a thread and back costs 0.2 ms
 CHARACTERS_A_TOKEN = 4  # of English text: as many may wait for a tokenizer as tokens for a worker
-LEAST_TOKENS = 3  # of a text, with its special tokens
+SPECIAL_TOKENS = 2  # of a text
 STREAM_PATIENCE_S = 5.0
 TOKENIZERS = 2  # threads
 MAX_KEY_BYTES = 256
@@ -176,12 +176,14 @@ class Encoder:
     async def _run(
         self, call: ModelCall, model: Model, tokenize: Callable[[], TokenBatch], characters: list[int], started: float
     ) -> CallResult:
-        """Tokenizes what has room at all, admits its tokens, and computes; `characters` of each text or pair."""
+        """Tokenizes what likely has room, admits its tokens, and computes; `characters` of each text or pair."""
         deadline = None if call.deadline_s is None else started + call.deadline_s
         kind = type(model.runners[call.precision])
         with model.held():
             if not call.patience_s:
-                self._admission.check_room(call.lane, LEAST_TOKENS * len(characters), call.caller, kind)
+                most = model.tokenization.max_tokens
+                likely = sum(min(count // CHARACTERS_A_TOKEN + SPECIAL_TOKENS, most) for count in characters)
+                self._admission.check_room(call.lane, likely, call.caller, kind)
             begun = time.monotonic()
             tokenized = await self._tokenized(call, tokenize, characters, deadline)
             asked = time.monotonic()
