@@ -337,7 +337,7 @@ def latency(rows: Rows, running: Folds) -> None:
     for n, text in enumerate([*texts[:WARM], *texts]):
         for name, way in ways.items():
             started = time.perf_counter()
-            retrieve(research.corpus, [text], k=10, **way.options())
+            retrieve(research.corpus, [text], k=10, retrieval=way)
             if n >= WARM:
                 timed[name].append(1000 * (time.perf_counter() - started))
     medians = {}

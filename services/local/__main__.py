@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aeenc.calls.retrieval import Retrieval
-from aeenc.cli.learning.retrieval import ask, call_of, retrieval_of, show
+from aeenc.cli.learning.retrieval import call_of, for_texts, retrieval_of, show
 from aeenc.cli.main import Command, failures_told
 from aeenc.cli.options import taking
 from aeenc.cli.output import Output, remember
@@ -40,9 +40,8 @@ def retrieve(
     The answers are those of `aeenc retrieve` by the same encoder. In Python:
     aeenc.local.open(DIR).retrieve(CORPUS, TEXTS).
     """
-    asked = retrieval or Retrieval()
-    found = ask(open_directory(directory).retrieve, corpus, texts, {**call, **asked.options()})
-    show(Output(as_json), corpus, texts, found, asked)
+    found = open_directory(directory).retrieve(corpus, texts, retrieval=retrieval, **for_texts(call, texts))
+    show(Output(as_json), corpus, texts, found, retrieval)
 
 
 def main() -> None:

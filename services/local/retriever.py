@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from aeenc.calls.retrieval import Retrieved, RetrieveOptions, retrieve_request
+from aeenc.calls.retrieval import Retrieval, Retrieved, RetrieveKeywords, RetrieveOptions
 from aeenc.errors import FailedPrecondition, NotFound
 from services.corpus.active import named_or_active
 from services.corpus.generation import open_generation
@@ -63,16 +63,16 @@ class LocalRetriever:
         corpus: str,
         texts: Sequence[str],
         *,
-        k: int = 10,
+        retrieval: Retrieval | None = None,
         accepted: Sequence[Sequence[str]] = (),
-        **options: Unpack[RetrieveOptions],
+        **options: Unpack[RetrieveKeywords],
     ) -> Retrieved:
         """Finds the k premises that best explain each text, with the options and errors of `IndexClient.retrieve`.
 
         A generation that was activated since is taken at once. A label means what it named when the directory was
         opened, and no call goes to a canary. Explanations that the prior learns from are read once.
         """
-        request = retrieve_request(corpus, texts, k, accepted, options)
+        request = RetrieveOptions.of(retrieval, options).request(corpus, texts, accepted)
         answer = alone.finished(self._answer(convert.to_text_query(request)))
         return Retrieved.of(convert.to_retrieve_response(answer, AnswerRoom(sys.maxsize)))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # what is loaded when it is first used, for editors and type 
     from aeenc.adapters.sentences import AeencEncoder
     from aeenc.blocking import Client
     from aeenc.calls.encoding import Encoded, Scored
-    from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, SearchResult
+    from aeenc.calls.retrieval import Fusion, Hit, Retrieval, Retrieved, RetrieveOptions, SearchResult
     from aeenc.client import AsyncClient
     from aeenc.encoder import EncoderClient
     from aeenc.errors import AeencError
@@ -56,6 +56,7 @@ __all__ = [
     "Premise",
     "RegistryClient",
     "Retrieval",
+    "RetrieveOptions",
     "Retrieved",
     "Retry",
     "SamplerClient",
@@ -92,6 +93,7 @@ _HOMES = {
     "Premise": "values",
     "RegistryClient": "registry",
     "Retrieval": "calls.retrieval",
+    "RetrieveOptions": "calls.retrieval",
     "Retrieved": "calls.retrieval",
     "Retry": "transport.channel",
     "SamplerClient": "sampler",

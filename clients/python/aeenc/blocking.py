@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from numpy.typing import NDArray
 
     from aeenc import values
-    from aeenc.calls.encoding import Encoded, Lane, Precision, Role, Scored
+    from aeenc.calls.encoding import Encoded, EncodeKeywords, Precision, Scored
     from aeenc.calls.premises import PremiseForm
-    from aeenc.calls.retrieval import Mode, Rankings, Retrieval, Retrieved, RetrieveOptions, SearchResult
+    from aeenc.calls.retrieval import Mode, Rankings, Retrieval, Retrieved, RetrieveKeywords, SearchResult
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
     from aeenc.oracle import NodeVerdictName, Verdicts
@@ -41,9 +41,11 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
 class BlockingEncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
-    Options of the encode calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is
-    that of the computation (default: that of the label); texts of the `lane` "bulk" let interactive ones go first;
-    while label `canary` has a share, calls with the same `routing_key` get the same version.
+    Options of the encode calls: `role` is that of the texts, "query" (default) or "premise"; `label` or `version` names
+    the query encoder (default: label `stable`), `space_id` the space (default: the encoder's own); `truncate` cuts
+    texts that are too long, which else are an error; `precision` is that of the computation (default: that of the
+    label); texts of the `lane` "bulk" let interactive ones go first; while label `canary` has a share, calls with the
+    same `routing_key` get the same version.
     """
 
     def __init__(self, awaiting: EncoderClient) -> None:
@@ -53,50 +55,20 @@ class BlockingEncoderClient:
         self,
         texts: Sequence[str],
         *,
-        role: Role = "query",
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        lane: Lane | None = None,
-        routing_key: str = "",
         request_id: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[EncodeKeywords],
     ) -> Encoded:
-        """Embeds texts, at most `Limits.items` in a call. A text too long for the model is an error unless `truncate`.
+        """Embeds texts, at most `Limits.items` in a call.
 
         `request_id` passes on the `x-request-id` of the call that this one is part of.
         """
         return run(
-            self._awaiting.encode(
-                given(texts),
-                role=role,
-                label=label,
-                version=version,
-                space_id=space_id,
-                truncate=truncate,
-                precision=precision,
-                lane=lane,
-                routing_key=routing_key,
-                request_id=request_id,
-                timeout_s=timeout_s,
-            )
+            self._awaiting.encode(given(texts), request_id=request_id, timeout_s=timeout_s, **given_options(options))
         )
 
     def encode_stream(
-        self,
-        batches: Iterable[Sequence[str]],
-        *,
-        role: Role = "query",
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        lane: Lane | None = None,
-        routing_key: str = "",
-        timeout_s: float | None = None,
+        self, batches: Iterable[Sequence[str]], *, timeout_s: float | None = None, **options: Unpack[EncodeKeywords]
     ) -> Iterator[Encoded]:
         """Embeds any number of batches in order over one stream to one encoder; sends later ones meanwhile.
 
@@ -104,35 +76,17 @@ class BlockingEncoderClient:
         """
         with Caller() as caller:
             yield from caller.iterate(
-                self._awaiting.encode_stream(
-                    caller.each(batches),
-                    role=role,
-                    label=label,
-                    version=version,
-                    space_id=space_id,
-                    truncate=truncate,
-                    precision=precision,
-                    lane=lane,
-                    routing_key=routing_key,
-                    timeout_s=timeout_s,
-                )
+                self._awaiting.encode_stream(caller.each(batches), timeout_s=timeout_s, **given_options(options))
             )
 
     def encode_all(
         self,
         texts: Iterable[str],
         *,
-        role: Role = "query",
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        lane: Lane | None = None,
-        routing_key: str = "",
         batch: int = 128,
         window: int = 4,
         patience_s: float = 120.0,
+        **options: Unpack[EncodeKeywords],
     ) -> Iterator[Encoded]:
         """Embeds any number of texts over all encoders of the target; yields their batches of `batch` texts in order.
 
@@ -144,18 +98,7 @@ class BlockingEncoderClient:
         with Caller() as caller:
             yield from caller.iterate(
                 self._awaiting.encode_all(
-                    caller.each(texts),
-                    role=role,
-                    label=label,
-                    version=version,
-                    space_id=space_id,
-                    truncate=truncate,
-                    precision=precision,
-                    lane=lane,
-                    routing_key=routing_key,
-                    batch=batch,
-                    window=window,
-                    patience_s=patience_s,
+                    caller.each(texts), batch=batch, window=window, patience_s=patience_s, **given_options(options)
                 )
             )
 
@@ -283,10 +226,10 @@ class BlockingIndexClient:
         corpus: str,
         texts: Sequence[str],
         *,
-        k: int = 10,
+        retrieval: Retrieval | None = None,
         accepted: Sequence[Sequence[str]] = (),
         timeout_s: float | None = None,
-        **options: Unpack[RetrieveOptions],
+        **options: Unpack[RetrieveKeywords],
     ) -> Retrieved:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
 
@@ -303,7 +246,7 @@ class BlockingIndexClient:
         its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
         `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
         again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls. `exact`, `nprobe`
-        and `ef_search` are those of `search`.
+        and `ef_search` are those of `search`. `retrieval` holds options to ask with often; those beside it go before.
 
         Raises NotFound for an unknown corpus, generation or id of the filter, VersionNotLoaded for a label or version
         that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
@@ -311,7 +254,12 @@ class BlockingIndexClient:
         """
         return run(
             self._awaiting.retrieve(
-                corpus, given(texts), k=k, accepted=given(accepted), timeout_s=timeout_s, **given_options(options)
+                corpus,
+                given(texts),
+                retrieval=retrieval,
+                accepted=given(accepted),
+                timeout_s=timeout_s,
+                **given_options(options),
             )
         )
 
@@ -320,34 +268,25 @@ class BlockingIndexClient:
         corpus: str,
         texts: Sequence[str],
         *,
-        k: int = 1000,
         retrieval: Retrieval | None = None,
-        label: str | None = None,
-        version: str | None = None,
-        generation: str = "",
-        drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
-        splits: Sequence[str] = (),
         accessible: Sequence[Accessible] = (),
+        **options: Unpack[RetrieveKeywords],
     ) -> Rankings:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        `splits` as in `retrieve`; `accessible` has for each text what may be found for it, none: all.
+        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, and texts too long are cut;
+        `accessible` has for each text what may be found for it, none: all.
         """
         return run(
             self._awaiting.rankings(
                 corpus,
                 given(texts),
-                k=k,
                 retrieval=retrieval,
-                label=label,
-                version=version,
-                generation=generation,
-                drop_self=drop_self,
                 accepted=given(accepted),
-                splits=given(splits),
                 accessible=given(accessible),
+                **given_options(options),
             )
         )
 

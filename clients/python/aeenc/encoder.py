@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import fields
+from typing import Unpack
 
 from aeenc import values
 from aeenc.calls.bulk import BATCH, PATIENCE_S, WINDOW, BulkEncoder
 from aeenc.calls.encoding import (
     Encoded,
+    EncodeKeywords,
     EncodeOptions,
-    Lane,
     Precision,
-    Role,
     Scored,
     precision_number,
     selector,
@@ -30,9 +30,11 @@ from aeenc.values.writing import message
 class EncoderClient:
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
-    Options of the encode calls: `label` or `version` names the query encoder (default: label `stable`); `precision` is
-    that of the computation (default: that of the label); texts of the `lane` "bulk" let interactive ones go first;
-    while label `canary` has a share, calls with the same `routing_key` get the same version.
+    Options of the encode calls: `role` is that of the texts, "query" (default) or "premise"; `label` or `version` names
+    the query encoder (default: label `stable`), `space_id` the space (default: the encoder's own); `truncate` cuts
+    texts that are too long, which else are an error; `precision` is that of the computation (default: that of the
+    label); texts of the `lane` "bulk" let interactive ones go first; while label `canary` has a share, calls with the
+    same `routing_key` get the same version.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -43,24 +45,17 @@ class EncoderClient:
         self,
         texts: Sequence[str],
         *,
-        role: Role = "query",
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        lane: Lane | None = None,
-        routing_key: str = "",
         request_id: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[EncodeKeywords],
     ) -> Encoded:
-        """Embeds texts, at most `Limits.items` in a call. A text too long for the model is an error unless `truncate`.
+        """Embeds texts, at most `Limits.items` in a call.
 
         `request_id` passes on the `x-request-id` of the call that this one is part of.
         """
-        options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
+        request = EncodeOptions(**options).request(texts)
         response = await self.channel.unary(
-            self._stub.Encode, options.request(texts), timeout_s=timeout_s, hedge=True, request_id=request_id
+            self._stub.Encode, request, timeout_s=timeout_s, hedge=True, request_id=request_id
         )
         return Encoded.of(response)
 
@@ -68,27 +63,20 @@ class EncoderClient:
         self,
         batches: Iterable[Sequence[str]] | AsyncIterable[Sequence[str]],
         *,
-        role: Role = "query",
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        lane: Lane | None = None,
-        routing_key: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[EncodeKeywords],
     ) -> AsyncIterator[Encoded]:
         """Embeds any number of batches in order over one stream to one encoder; sends later ones meanwhile.
 
         The lane is bulk by default. Raises the error that breaks the stream; `encode_all` resumes instead.
         """
-        options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
+        asked = EncodeOptions(**options)
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
             seq = 0
             async for texts in each(batches, "batches"):
                 seq += 1
-                yield encoder_pb2.EncodeStreamRequest(batch=options.request(texts), batch_seq=seq)
+                yield encoder_pb2.EncodeStreamRequest(batch=asked.request(texts), batch_seq=seq)
 
         async for response in self.channel.stream(self._stub.EncodeStream, requests(), timeout_s=timeout_s):
             yield Encoded.of(response.batch)
@@ -97,17 +85,10 @@ class EncoderClient:
         self,
         texts: Iterable[str] | AsyncIterable[str],
         *,
-        role: Role = "query",
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        precision: Precision | None = None,
-        lane: Lane | None = None,
-        routing_key: str = "",
         batch: int = BATCH,
         window: int = WINDOW,
         patience_s: float = PATIENCE_S,
+        **options: Unpack[EncodeKeywords],
     ) -> AsyncIterator[Encoded]:
         """Embeds any number of texts over all encoders of the target; yields their batches of `batch` texts in order.
 
@@ -117,9 +98,9 @@ class EncoderClient:
         lane is bulk by default.
         """
         refuse_single_text(texts)
-        options = EncodeOptions(role, label, version, space_id, truncate, precision, lane, routing_key)
+        asked = EncodeOptions(**options)
         async with (
-            BulkEncoder(self.channel, options, window=window, patience_s=patience_s) as bulk,
+            BulkEncoder(self.channel, asked, window=window, patience_s=patience_s) as bulk,
             aclosing(bulk.encode(_batches(texts, at_least_one(batch, "batch")))) as answers,
         ):
             async for answer in answers:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from aeenc import errors, values, vectors
 from aeenc.calls.encoding import truncation
@@ -23,13 +23,13 @@ from aeenc.calls.retrieval import (
     Rankings,
     Retrieval,
     Retrieved,
+    RetrieveKeywords,
     RetrieveOptions,
     SearchResult,
     premise_filter,
     rank,
-    retrieve_request,
 )
-from aeenc.transport.channel import AWAY, Channel
+from aeenc.transport.channel import AWAY, PASSING, Channel, pause_s
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import message, shown
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from aeenc.trees import Accessible
 
 BUILD_TIMEOUT_S = 24 * 3600.0
+RANKING_TIMEOUT_S = 300.0  # of each call of many
 VERIFY_TIMEOUT_S = 3600.0  # every byte is read
 RESUME_S = 60.0
-RESUME_EVERY_S = 0.5
 BuildStage = Literal["receiving", "indexing"]
 _STAGES: dict[int, BuildStage] = {
     index_pb2.BUILD_STAGE_RECEIVING: "receiving",
@@ -113,10 +113,10 @@ class IndexClient:
         corpus: str,
         texts: Sequence[str],
         *,
-        k: int = 10,
+        retrieval: Retrieval | None = None,
         accepted: Sequence[Sequence[str]] = (),
         timeout_s: float | None = None,
-        **options: Unpack[RetrieveOptions],
+        **options: Unpack[RetrieveKeywords],
     ) -> Retrieved:
         """Finds the k premises that best explain each text, k from 1 to 1,000.
 
@@ -133,13 +133,16 @@ class IndexClient:
         its own; of `rerank_versions`, 1 to 8 that labels name, several re-rank by the sum of their ranks.
         `negative_feedback` subtracts this share of the mean vector of the five best premises from the query and ranks
         again; 0.1 is a good start. `precision` and `routing_key` are those of the encoder's calls. `exact`, `nprobe`
-        and `ef_search` are those of `search`.
+        and `ef_search` are those of `search`. `retrieval` holds options to ask with often; those beside it go before.
 
         Raises NotFound for an unknown corpus, generation or id of the filter, VersionNotLoaded for a label or version
         that no encoder serves, InvalidArgument for an option out of range, FailedPrecondition where the corpus lacks
         what the mode needs, such as words or explanations.
         """
-        request = retrieve_request(corpus, texts, k, accepted, options)
+        request = RetrieveOptions.of(retrieval, options).request(corpus, texts, accepted)
+        return await self._retrieved(request, timeout_s)
+
+    async def _retrieved(self, request: index_pb2.RetrieveRequest, timeout_s: float | None) -> Retrieved:
         response = await self.channel.unary(self._stub.Retrieve, request, timeout_s=timeout_s, hedge=True)
         return Retrieved.of(response)
 
@@ -148,27 +151,21 @@ class IndexClient:
         corpus: str,
         texts: Sequence[str],
         *,
-        k: int = 1000,
         retrieval: Retrieval | None = None,
-        label: str | None = None,
-        version: str | None = None,
-        generation: str = "",
-        drop_self: bool = True,
         accepted: Sequence[Sequence[str]] = (),
-        splits: Sequence[str] = (),
         accessible: Sequence[Accessible] = (),
+        **options: Unpack[RetrieveKeywords],
     ) -> Rankings:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        `splits` as in `retrieve`; `accessible` has for each text what may be found for it, none: all.
+        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, and texts too long are cut;
+        `accessible` has for each text what may be found for it, none: all.
         """
-        if not isinstance(retrieval := retrieval or Retrieval(), Retrieval):
-            raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give a Retrieval")
-        pinned = {"label": label, "version": version, "generation": generation, "precision": "float32"}
-        other = {"drop_self": drop_self, "splits": splits, "truncate": True}
-        call = cast("RetrieveOptions", {**retrieval.options(), **pinned, **other})
-        return await rank(self.retrieve, corpus, call, texts, k, accepted, accessible)
+        asked = RetrieveOptions.of(retrieval, {"k": 1000, "precision": "float32", **options})
+        return await rank(
+            lambda request: self._retrieved(request, RANKING_TIMEOUT_S), corpus, asked, texts, accepted, accessible
+        )
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
@@ -238,7 +235,7 @@ class IndexClient:
         deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0
         resume_s = check_seconds(resume_s, "resume_s") if resume_s != 0 else 0.0
         stage: BuildStage = "receiving"
-        has_answered = False
+        has_answered, in_vain = False, 0
         while True:
             before = reached
             requests = build_requests(header, premises, header.resume_from)
@@ -258,15 +255,16 @@ class IndexClient:
                     if progress.HasField("generation"):
                         generation = progress.generation
                 return values.Generation.from_message(generation)
-            except (errors.Unavailable, errors.Overloaded) as error:
-                now, asked_s = time.monotonic(), error.retry_after_s or 0.0
+            except PASSING as error:
+                in_vain = 0 if reached > before else in_vain + 1
+                now, wait_s = time.monotonic(), pause_s(in_vain, error)
                 if reached > before or not stuck_since:
                     stuck_since = heard_at
                 has_answered |= error.reason != AWAY
                 patience_s = resume_s if has_answered else min(resume_s, self._admin_channel.retry.away_s)
-                if not can_resume or max(now - stuck_since, asked_s) >= min(patience_s, deadline - now):
+                if not can_resume or max(now - stuck_since, wait_s) >= min(patience_s, deadline - now):
                     raise  # the reason, rather than let the time run out
-            await asyncio.sleep(max(RESUME_EVERY_S, asked_s))
+            await asyncio.sleep(wait_s)
 
     async def add(
         self,

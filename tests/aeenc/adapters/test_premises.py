@@ -7,6 +7,7 @@ import copy
 import inspect
 import json
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from aeenc import IndexClient, errors
 from aeenc.adapters.premises import OPTIONS, PremiseRetriever
-from aeenc.calls.retrieval import CALL_OPTIONS
+from aeenc.calls.retrieval import CALL_OPTIONS, RetrieveKeywords, RetrieveOptions
 from aeenc.v1 import index_pb2_grpc
 from support.waiting import until
 from support.worlds.sampler_world import FakeIndex, serving
@@ -56,7 +57,12 @@ async def target(index: Index) -> AsyncIterator[str]:
 def test_the_options_are_those_of_the_client():
     parameters = inspect.signature(IndexClient.retrieve).parameters.values()
     named = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert named | CALL_OPTIONS == OPTIONS
+    assert named | CALL_OPTIONS == OPTIONS | {"retrieval"}
+
+
+def test_the_keywords_are_the_options_in_their_order_and_of_their_types():
+    keywords = {name: kind.__forward_arg__ for name, kind in RetrieveKeywords.__annotations__.items()}
+    assert list(keywords.items()) == [(one.name, one.type) for one in fields(RetrieveOptions)]
 
 
 async def test_a_premise_has_score_rank_versions_and_generation(target: str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aeenc import Retrieval, errors
+from aeenc import Retrieval, RetrieveOptions, errors
 from aeenc.calls import retrieval as calls
 from support.worlds.index_world import FACTS, facts, raises
 
@@ -26,6 +26,22 @@ async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
             assert [hit.id for hit in hits] == [hit.id for hit in alone[0]]
 
 
+async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before(built):
+    texts = ["a star that heats the ice"]
+    named = {"mode": "hybrid", "k": 4, "exclude": ["f1"]}
+    kept = RetrieveOptions(**named)
+    found = await built.client.retrieve("science", texts, **named)
+    assert len(found[0]) == 4
+    assert (await built.client.retrieve("science", texts, retrieval=kept)).results == found.results
+    assert (await built.client.rankings("science", texts, retrieval=kept, k=4)).results == found.results
+    assert (await built.client.retrieve("science", texts, retrieval=kept, k=2))[0] == found[0][:2]
+    by_both = await built.client.retrieve("science", texts, retrieval=Retrieval("hybrid"), k=4, exclude=["f1"])
+    assert by_both.results == found.results
+    for ask in (built.client.retrieve, built.client.rankings):
+        await raises(errors.InvalidArgument, ask("science", texts, retrieval="hybrid"), "retrieval: is 'hybrid'")
+        await raises(errors.InvalidArgument, ask("science", texts, retrieval=kept, top_k=3), "top_k: is no option")
+
+
 async def test_premises_too_long_for_one_answer_are_ranked_by_more_calls(index):
     await index.client.build("long", [(f"p{n}", f"fact {n} {'x' * 15_000}") for n in range(30)])
     found = await index.client.rankings("long", [f"fact {n}" for n in range(20)], k=30, retrieval=Retrieval("lexical"))
@@ -44,19 +60,19 @@ async def test_a_label_that_moves_meanwhile_does_not_mix_versions(built, encoder
 @pytest.mark.parametrize("rerank", [0, 4])
 async def test_an_activation_meanwhile_does_not_mix_generations(built, monkeypatch, rerank):
     monkeypatch.setattr(calls, "TEXTS", 2)
-    retrieve, answers = built.client.retrieve, []
+    unary, answers = built.client.channel.unary, []
 
-    async def retrieve_then_activate(*args, **options):
-        answers.append(await retrieve(*args, **options))
+    async def answer_then_activate(*args, **options):
+        answers.append(await unary(*args, **options))
         if len(answers) == 1:
             await built.client.build("science", facts()[:5])
         return answers[-1]
 
-    monkeypatch.setattr(built.client, "retrieve", retrieve_then_activate)
+    monkeypatch.setattr(built.client.channel, "unary", answer_then_activate)
     found = await built.client.rankings("science", ["ice", "sun", "iron"], k=8, retrieval=Retrieval(rerank=rerank))
     assert {answer.generation for answer in answers} == {found.generation}
     assert [len(hits) for hits in found.results] == [8, 8, 8], "the generation activated meanwhile holds five premises"
-    assert (await retrieve("science", ["ice"])).generation != found.generation
+    assert (await built.client.retrieve("science", ["ice"])).generation != found.generation
 
 
 async def test_a_re_ranked_head_is_followed_by_the_others_in_their_order(built, encoder):

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack
 
-from aeenc.calls import retrieval
 from aeenc.calls.inputs import refuse_single_texts
-from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, refuse_unknown
+from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, RetrieveKeywords, refuse_unknown
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient
@@ -21,15 +20,14 @@ from aeenc.transport.sync import awaited, run
 from aeenc.transport.targets import ConnectOptions, Targets
 
 
-class RetrieveOptions(retrieval.RetrieveOptions, total=False):
+class PremiseKeywords(RetrieveKeywords, total=False):
     """The options of `IndexClient.retrieve`, which documents them; `accepted` are the ids for the one text."""
 
-    k: int
     accepted: Sequence[str]
     timeout_s: float | None
 
 
-OPTIONS = CALL_OPTIONS | {"k", "accepted", "timeout_s"}
+OPTIONS = CALL_OPTIONS | {"accepted", "timeout_s"}
 C = TypeVar("C", IndexClient, EncoderClient)
 _PLACE = {"corpus", *ConnectOptions.__annotations__}
 

@@ -24,7 +24,7 @@ from aeenc import errors
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.calls.inputs import at_least_one, each
 from aeenc.transport.addresses import Address
-from aeenc.transport.channel import AWAY, Channel, pause_s
+from aeenc.transport.channel import AWAY, PASSING, Channel, pause_s
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 
@@ -36,7 +36,7 @@ STALL_SHARE = 0.25  # of the patience that one encoder may be silent while anoth
 LOOK_UP_EVERY_S = 30.0
 CLOSE_S = 1.0
 MAX_CRASHES = 2  # internal errors that may end streams at a batch before it counts as their cause
-_PASSING = (errors.Unavailable, errors.Overloaded, errors.Cancelled, errors.DeadlineExceeded)
+_PASSING = (*PASSING, errors.Cancelled, errors.DeadlineExceeded)  # for a stream
 
 
 class BulkEncoder:

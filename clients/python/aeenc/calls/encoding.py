@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from aeenc import values, vectors
 from aeenc.calls.inputs import chosen, refuse_single_text
@@ -123,6 +123,19 @@ class EncodeOptions:
             precision=precision_number(self.precision),
             routing_key=self.routing_key,
         )
+
+
+class EncodeKeywords(TypedDict, total=False):
+    """EncodeOptions as keyword arguments, for editors and type checkers."""
+
+    role: Role
+    label: str | None
+    version: str | None
+    space_id: str
+    truncate: bool
+    precision: Precision | None
+    lane: Lane | None
+    routing_key: str
 
 
 def selector(label: str | None, version: str | None) -> types_pb2.ModelSelector | None:

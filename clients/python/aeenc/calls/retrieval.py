@@ -6,11 +6,11 @@ Opens no connection; `aeenc.index` calls.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
 from operator import eq
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aeenc import errors, values
 from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
@@ -23,7 +23,7 @@ from aeenc.calls.inputs import (
     refuse_single_texts,
 )
 from aeenc.v1 import index_pb2, types_pb2
-from aeenc.values.writing import as_message, message, message_of
+from aeenc.values.writing import as_message, message, message_of, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 TEXTS = 16  # a call of a ranking, so that its answer stays well below a message's limit
 PAIRS = 512  # a call that re-ranks, about
-TIMEOUT_S = 300.0
 
 FusionMethod = Literal["min_max", "reciprocal_rank"]
 Mode = Literal["dense", "lexical", "hybrid", "iterative_lexical"]
@@ -176,9 +175,6 @@ class Retrieved:
         return len(self.results)
 
 
-Retrieve = Callable[..., Awaitable[Retrieved]]  # IndexClient.retrieve
-
-
 @dataclass(frozen=True)
 class Retrieval:
     """How premises are ranked, as `IndexClient.retrieve` documents it."""
@@ -190,10 +186,6 @@ class Retrieval:
     negative_feedback: float = 0.0
     rerank_weight: float = 0.0
     rerank_versions: Sequence[str] = ()
-
-    def options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of `retrieve`."""
-        return dict(vars(self))
 
     def to_proto(self) -> index_pb2.RetrievalOptions:
         """Converts to the message. Raises InvalidArgument for one string as `rerank_versions`."""
@@ -210,8 +202,67 @@ class Retrieval:
         )
 
 
-class RetrieveOptions(TypedDict, total=False):
-    """The options of a call of Retrieve, as `IndexClient.retrieve` documents them: those of a Retrieval, and others."""
+@dataclass(frozen=True, kw_only=True)
+class RetrieveOptions(Retrieval):
+    """All options of a call of Retrieve, as `IndexClient.retrieve` documents them: to keep, and to ask with often."""
+
+    k: int = 10
+    label: str | None = None
+    version: str | None = None
+    drop_self: bool = True
+    exclude: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    only_ids: Sequence[str] = ()
+    before_id: str = ""
+    tags: Sequence[str] = ()
+    generation: str = ""
+    truncate: bool = False
+    precision: Precision | None = None
+    routing_key: str = ""
+    exact: bool = False
+    nprobe: int = 0
+    ef_search: int = 0
+
+    @classmethod
+    def of(cls, retrieval: Retrieval | None, changes: Mapping[str, Any]) -> RetrieveOptions:
+        """Takes over what is given, but for the changes. Raises InvalidArgument for a name that is no option."""
+        if not isinstance(retrieval := Retrieval() if retrieval is None else retrieval, Retrieval):
+            raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give RetrieveOptions")
+        refuse_unknown(changes, CALL_OPTIONS)
+        return cls(**{**vars(retrieval), **changes})
+
+    def request(
+        self, corpus: str, texts: Sequence[str], accepted: Sequence[Sequence[str]] = ()
+    ) -> index_pb2.RetrieveRequest:
+        """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
+        refuse_single_texts(texts=texts, accepted=accepted, exclude=self.exclude)
+        accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
+        for number, ids in enumerate(accepted):
+            refuse_single_text(ids, f"accepted[{number}]")
+        return message(
+            index_pb2.RetrieveRequest,
+            corpus=corpus,
+            texts=texts,
+            k=self.k,
+            options=self.to_proto(),
+            accepted=[
+                message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
+                for number, ids in enumerate(accepted)
+            ],
+            model=selector(self.label, self.version),
+            exclude_ids=self.exclude,
+            filter=premise_filter(self.splits, self.only_ids, self.tags, self.before_id),
+            generation=self.generation,
+            drop_self=self.drop_self,
+            truncate=truncation(self.truncate),
+            precision=precision_number(self.precision),
+            routing_key=self.routing_key,
+            params=message(index_pb2.SearchParams, exact=self.exact, nprobe=self.nprobe, ef_search=self.ef_search),
+        )
+
+
+class RetrieveKeywords(TypedDict, total=False):
+    """RetrieveOptions as keyword arguments, for editors and type checkers."""
 
     mode: Mode
     fusion: Fusion | None
@@ -220,6 +271,7 @@ class RetrieveOptions(TypedDict, total=False):
     negative_feedback: float
     rerank_weight: float
     rerank_versions: Sequence[str]
+    k: int
     label: str | None
     version: str | None
     drop_self: bool
@@ -237,7 +289,7 @@ class RetrieveOptions(TypedDict, total=False):
     ef_search: int
 
 
-CALL_OPTIONS = frozenset(RetrieveOptions.__annotations__)
+CALL_OPTIONS = frozenset(RetrieveKeywords.__annotations__)
 
 
 def refuse_unknown(options: Mapping[str, object], known: Set[str]) -> None:
@@ -247,39 +299,7 @@ def refuse_unknown(options: Mapping[str, object], known: Set[str]) -> None:
         raise errors.InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {there}")
 
 
-def retrieve_request(
-    corpus: str, texts: Sequence[str], k: int, accepted: Sequence[Sequence[str]], options: RetrieveOptions
-) -> index_pb2.RetrieveRequest:
-    """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
-    refuse_unknown(options, CALL_OPTIONS)
-    given: dict[str, Any] = {**options}
-    refuse_single_texts(texts=texts, accepted=accepted, exclude=given.get("exclude"))
-    accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
-    for number, ids in enumerate(accepted):
-        refuse_single_text(ids, f"accepted[{number}]")
-    restrictions = given.get("splits", ()), given.get("only_ids", ()), given.get("tags", ())
-    search: dict[str, Any] = {name: given.get(name) for name in ("exact", "nprobe", "ef_search")}
-    ranking = Retrieval(**{one.name: given[one.name] for one in fields(Retrieval) if one.name in given})
-    return message(
-        index_pb2.RetrieveRequest,
-        corpus=corpus,
-        texts=texts,
-        k=k,
-        options=ranking.to_proto(),
-        accepted=[
-            message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
-            for number, ids in enumerate(accepted)
-        ],
-        model=selector(given.get("label"), given.get("version")),
-        exclude_ids=given.get("exclude", ()),
-        filter=premise_filter(*restrictions, given.get("before_id")),
-        generation=given.get("generation"),
-        drop_self=given.get("drop_self", True),
-        truncate=truncation(given.get("truncate")),
-        precision=precision_number(given.get("precision")),
-        routing_key=given.get("routing_key"),
-        params=message(index_pb2.SearchParams, **search),
-    )
+Ask = Callable[[index_pb2.RetrieveRequest], Awaitable[Retrieved]]
 
 
 @dataclass(frozen=True)
@@ -296,11 +316,10 @@ class Rankings:
 
 
 async def rank(
-    retrieve: Retrieve,
+    ask: Ask,
     corpus: str,
-    call: RetrieveOptions,
+    options: RetrieveOptions,
     texts: Sequence[str],
-    k: int,
     accepted: Sequence[Sequence[str]] = (),
     accessible: Sequence[Accessible] = (),
 ) -> Rankings:
@@ -309,31 +328,32 @@ async def rank(
     `accessible` has for each text what may be found for it; texts of one call have it in common. Cuts texts that are
     too long. Raises as Retrieve does, and FailedPrecondition when the cross-encoder changes.
     """
-    texts, n = listed(texts, "texts"), call.get("rerank", 0)
+    texts, n = listed(texts, "texts"), options.rerank
     apart = listed(accepted, "accepted"), listed(accessible, "accessible")
     check_accessible(apart[1])
     if apart[1] and len(apart[1]) != len(texts):
         raise errors.InvalidArgument.field(
             "accessible", f"has {len(apart[1])} entries for {len(texts)} texts; give one each, or none"
         )
+    options = replace(options, truncate=True)
     if not n:
-        return await _ask(retrieve, corpus, call, texts, k, TEXTS, *apart)
-    plain: RetrieveOptions = {**call, "rerank": 0, "rerank_weight": 0.0, "rerank_versions": ()}
-    first = await _ask(retrieve, corpus, plain, texts, k, TEXTS, *apart)
-    version = first.model_version or call.get("version")
-    pinned: RetrieveOptions = {**call, "version": version, "generation": first.generation}
-    together = max(1, PAIRS // at_least_one(n, "rerank"))
-    anew = await _ask(retrieve, corpus, pinned, texts, n, together, *apart)
-    results = [_continued(head, whole)[:k] for head, whole in zip(anew.results, first.results, strict=True)]
+        return await _ask(ask, corpus, options, texts, TEXTS, *apart)
+    plain = replace(options, rerank=0, rerank_weight=0.0, rerank_versions=())
+    first = await _ask(ask, corpus, plain, texts, TEXTS, *apart)
+    version = first.model_version or options.version
+    pinned = replace(
+        options, k=n, label=None if version else options.label, version=version, generation=first.generation
+    )
+    anew = await _ask(ask, corpus, pinned, texts, max(1, PAIRS // at_least_one(n, "rerank")), *apart)
+    results = [_continued(head, whole)[: options.k] for head, whole in zip(anew.results, first.results, strict=True)]
     return Rankings(results, first.model_version, anew.rerank_versions, first.generation)
 
 
 async def _ask(
-    retrieve: Retrieve,
+    ask: Ask,
     corpus: str,
-    call: RetrieveOptions,
+    options: RetrieveOptions,
     texts: Sequence[str],
-    k: int,
     together: int,
     accepted: Sequence[Sequence[str]],
     accessible: Sequence[Accessible],
@@ -345,19 +365,17 @@ async def _ask(
         if accessible:
             alike = takewhile(partial(eq, accessible[part.start]), accessible[part])
             part = slice(part.start, part.start + sum(1 for _ in alike))
-            call = cast("RetrieveOptions", {**call, **vars(accessible[part.start])})
-        if call.get("version"):
-            call = {**call, "label": None}
+            options = replace(options, **vars(accessible[part.start]))
         try:
-            answer = await retrieve(corpus, texts[part], k=k, accepted=accepted[part], timeout_s=TIMEOUT_S, **call)
+            answer = await ask(options.request(corpus, texts[part], accepted[part]))
         except errors.TooLarge:  # premises are long
             if len(texts[part]) == 1:
                 raise
             together = len(texts[part]) // 2
             continue
         # the version and the generation that answered first answer all
-        version = answer.model_version or call.get("version")
-        call = {**call, "version": version, "generation": answer.generation or call.get("generation", "")}
+        version, generation = answer.model_version or options.version, answer.generation or options.generation
+        options = replace(options, label=None if version else options.label, version=version, generation=generation)
         if reranked_by and answer.rerank_versions != reranked_by:
             raise errors.FailedPrecondition(
                 f"the cross-encoder changed from {' and '.join(reranked_by)} to {' and '.join(answer.rerank_versions)} "
@@ -365,7 +383,7 @@ async def _ask(
             )
         reranked_by = answer.rerank_versions
         results += answer.results
-    return Rankings(results, call.get("version") or "", reranked_by, call.get("generation", ""))
+    return Rankings(results, options.version or "", reranked_by, options.generation)
 
 
 def _continued(head: list[Hit], whole: list[Hit]) -> list[Hit]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from aeenc import errors
-from aeenc.transport.channel import pause_s
+from aeenc.transport.channel import PASSING, pause_s
 from aeenc.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def wait_for_end(
                     seq = event_seq
                     if on_progress is not None:
                         on_progress(work)
-        except (errors.Unavailable, errors.Overloaded) as error:
+        except PASSING as error:
             refusal = error
         except TimeoutError:
             if not silence.expired():  # what `on_progress` raised

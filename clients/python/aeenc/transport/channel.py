@@ -48,7 +48,7 @@ HEDGE_SHARE = 1 / 3  # of a call's time: the most that passes before a silent se
 _UNKNOWN_METHOD = ("Method not found", "unknown service", "unknown method")  # how gRPC's servers say it
 FOREVER_S = 365 * 24 * 3600.0  # gRPC takes no infinite deadline
 AWAY = "AWAY"  # reason of the Unavailable that says: nothing answers at the target
-_RETRYABLE = (errors.Unavailable, errors.Overloaded)
+PASSING = (errors.Unavailable, errors.Overloaded)  # the same call may succeed later
 _FAILED_WRITE = "Internal error from Core"  # of a stream whose call has just ended; hides why: grpc/grpc#36066
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
@@ -260,7 +260,7 @@ class Channel:
                 away_since = (away_since or begun) if error.reason == AWAY else None
                 give_up = min(deadline, (away_since or math.inf) + self.retry.away_s)
                 is_last = not retry or number + 1 == self.retry.attempts
-                if is_last or not isinstance(error, _RETRYABLE) or time.monotonic() + wait_s > give_up:
+                if is_last or not isinstance(error, PASSING) or time.monotonic() + wait_s > give_up:
                     raise error from None
             await asyncio.sleep(wait_s)
         raise AssertionError("unreachable")

@@ -10,7 +10,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from aeenc.adapters.premises import FoundPremise, PremiseRetriever, RetrieveOptions, known, refuse_change
+from aeenc.adapters.premises import FoundPremise, PremiseKeywords, PremiseRetriever, known, refuse_change
 
 
 class AeencRetriever(BaseRetriever):
@@ -38,7 +38,7 @@ class AeencRetriever(BaseRetriever):
         tls: bool | None = None,
         callback_manager: CallbackManager | None = None,
         verbose: bool = False,
-        **options: Unpack[RetrieveOptions],
+        **options: Unpack[PremiseKeywords],
     ) -> None:
         super().__init__(callback_manager=callback_manager, verbose=verbose)
         self._options = known(options)
@@ -48,7 +48,7 @@ class AeencRetriever(BaseRetriever):
         refuse_change(name)
         object.__setattr__(self, name, value)
 
-    def with_options(self, **changes: Unpack[RetrieveOptions]) -> Self:
+    def with_options(self, **changes: Unpack[PremiseKeywords]) -> Self:
         """Returns a retriever over the same connection with other options, such as `accepted` for one query."""
         changed = copy.copy(self)
         changed._options = {**self._options, **known(changes)}  # noqa: SLF001

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -130,10 +130,9 @@ def call_of(
     return {**told, **{name: chosen or () for name, chosen in filters.items()}}
 
 
-def ask(retrieve: Callable[..., Retrieved], corpus: str, texts: list[str], call: dict[str, Any]) -> Retrieved:
-    """Retrieves for texts with the options of `call_of`."""
-    accepted = [call["accepted"]] * len(texts) if call["accepted"] else ()
-    return retrieve(corpus, texts, **{**call, "accepted": accepted})
+def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of `call_of` as keyword arguments of `retrieve` for texts."""
+    return {**call, "accepted": [call["accepted"]] * len(texts) if call["accepted"] else ()}
 
 
 @taking(retrieval=retrieval_of, call=call_of)
@@ -145,15 +144,14 @@ def retrieve(
     retrieval: Retrieval | None = None,
 ) -> None:
     """Finds the premises that best explain each text."""
-    asked = retrieval or Retrieval()
     with client(context) as connected:
-        found = ask(connected.index.retrieve, corpus, texts, {**call, **asked.options()})
+        found = connected.index.retrieve(corpus, texts, retrieval=retrieval, **for_texts(call, texts))
         if call["splits"] and (found.unknown_splits or not all(found)):
             check_splits(connected, corpus, found.generation, call["splits"])
-    show(output_of(context), corpus, texts, found, asked)
+    show(output_of(context), corpus, texts, found, retrieval)
 
 
-def show(out: Output, corpus: str, texts: list[str], found: Retrieved, asked: Retrieval) -> None:
+def show(out: Output, corpus: str, texts: list[str], found: Retrieved, retrieval: Retrieval | None) -> None:
     """Writes what was found for texts. Raises InvalidArgument for tags that no premise has."""
     if found.unknown_tags:
         raise InvalidArgument(f"--tags: no premise of corpus {corpus!r} has {', '.join(found.unknown_tags)}")
@@ -173,6 +171,6 @@ def show(out: Output, corpus: str, texts: list[str], found: Retrieved, asked: Re
     origin = {"model_version": found.model_version, "space_id": found.space_id, "generation": found.generation}
     encoder = f"encoder {found.model_version}, " if found.model_version else ""
     source = f"{encoder}generation {found.generation}"
-    if asked.mode == "iterative_lexical":  # each round has scores of its own
+    if retrieval is not None and retrieval.mode == "iterative_lexical":  # each round has scores of its own
         source += "; the order is the ranking, the scores are not comparable"
     out.result({"corpus": corpus, "results": results, **origin}, *tables, source)

@@ -9,7 +9,7 @@ from haystack import Document, component, default_to_dict
 from haystack.utils import Secret
 
 from aeenc import Fusion
-from aeenc.adapters.premises import FoundPremise, PremiseRetriever, RetrieveOptions, known, refuse_change
+from aeenc.adapters.premises import FoundPremise, PremiseKeywords, PremiseRetriever, known, refuse_change
 
 
 @component
@@ -36,7 +36,7 @@ class AeencRetriever:
         cert: str | None = None,
         key: str | None = None,
         tls: bool | None = None,
-        **options: Unpack[RetrieveOptions],
+        **options: Unpack[PremiseKeywords],
     ) -> None:
         place: dict[str, Any] = {"index": index, "ca": ca, "cert": cert, "key": key, "tls": tls}
         self._given = {"corpus": corpus, "token": token, **place}
