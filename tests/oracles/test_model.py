@@ -104,10 +104,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str):
         ModelOracle(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"{ nonsense", b"[" * 100_000])
 @pytest.mark.parametrize("spoilt", ["model.onnx", "tokenizer.json", "config.json"])
-def test_a_file_that_is_spoilt_is_named(tmp_path: Path, spoilt: str):
+def test_a_file_that_is_spoilt_is_named(tmp_path: Path, spoilt: str, content: bytes):
     write_tiny_classifier(tmp_path, 1)
-    (tmp_path / spoilt).write_bytes(b"{ nonsense")
+    (tmp_path / spoilt).write_bytes(content)
     with pytest.raises(errors.DataLoss, match=spoilt):
         ModelOracle(tmp_path)
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from aeenc import errors, values
 from aeenc.blocking import Client
+from aeenc.files.lines import json_file
 from aeenc.files.whole import whole_file
 from aeenc.values import WorkState
 
@@ -142,13 +143,13 @@ class Journal:
         if not path.is_file():
             raise errors.InvalidArgument(f"{path} is not a regular file; name another path for the journal")
         try:
-            record = json.loads(path.read_bytes())
+            record: Any = json_file(path)
             if (version := int(record["format_version"])) > FORMAT_VERSION:
                 raise errors.FailedPrecondition(
                     f"{path} has format_version {version}, this release reads up to {FORMAT_VERSION}; update aeenc"
                 )
             found = cls(path, record["id"], record["plan"], [Round(**one) for one in record["rounds"]], record["ended"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (errors.InvalidArgument, ValueError, KeyError, TypeError) as error:
             raise errors.InvalidArgument(f"{path} is not the journal of a loop ({error}); name another file") from None
         if found.fingerprint != plan.fingerprint():
             raise errors.AlreadyExists(

@@ -61,7 +61,17 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(
     assert as_it_was == await measured() > reversed_
 
 
-@pytest.mark.parametrize("words", [("--mode", "hybrid", "--features", "words"), ("--features", '{"rank": 1}')])
+NESTED = '{"rank": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--features", '{"rank": 1}'),
+        *(("--mode", "hybrid", "--features", text) for text in ("words", "[1]", '{"rank": "1"}', NESTED)),
+        ("--mode", "hybrid", "--features", '{"rank": 1, "rank": 2}'),
+    ],
+)
 async def test_features_that_cannot_be_used_are_refused_before_anything_is_asked(aeenc, words):
     ended = await aeenc("--json", "evaluate", "--data", SAMPLE, *words)
     assert (ended.code, "--features" in ended.error["message"]) == (2, True)

@@ -10,7 +10,6 @@ extra `aeenc[oracle-model]` (onnxruntime, tokenizers); nothing else of the SDK d
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, install
+from aeenc.files.lines import json_file
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Oracle, Task, Verdict
 
 BATCH = 32
@@ -120,9 +120,9 @@ def _read_config(root: Path) -> dict[str, Any]:
     if not path.is_file():
         raise NotFound(f"{path} is not there; give a directory with model.onnx, tokenizer.json and config.json")
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataLoss(f"{path} is not JSON ({error}); restore it") from None
+        config = json_file(path)
+    except InvalidArgument as error:
+        raise DataLoss(f"{error.message}; restore it") from None
     if not isinstance(config, dict):
         raise DataLoss(f"{path} must hold one JSON object; restore it")
     return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -59,12 +58,7 @@ def retrieval_of(
         raise InvalidArgument("--fusion joins the rankings of mode hybrid; add --mode hybrid, or leave it out")
     if lexical_weight is not None and mode != "hybrid":
         raise InvalidArgument("--lexical-weight is BM25's share in mode hybrid; add --mode hybrid, or leave it out")
-    try:
-        weights = {str(name): float(weight) for name, weight in json.loads(features or "{}").items()}
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidArgument(
-            f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
-        ) from None
+    weights = _weights(features) if features else {}
     if mode is None and not any((prior, negative_feedback, rerank, rerank_weight)):
         return None
     return Retrieval(
@@ -75,6 +69,18 @@ def retrieval_of(
         rerank=rerank,
         rerank_weight=rerank_weight,
     )
+
+
+def _weights(features: str) -> dict[str, float]:
+    """Reads weights by name. Raises InvalidArgument for another text."""
+    from aeenc.files.lines import parsed  # a search without them reads no JSON
+
+    given = parsed("--features", features)
+    if not isinstance(given, dict) or not all(type(weight) in {int, float} for weight in given.values()):
+        raise InvalidArgument(
+            f"--features is {features[:80]!r}; give an object of weights by name, as `aeenc tune-retrieval` prints it"
+        )
+    return given
 
 
 def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[str]) -> None:
