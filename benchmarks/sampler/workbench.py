@@ -362,6 +362,7 @@ async def walks(rows: Rows, given: Any) -> None:
             await compare(walkers, desk.people, [run.id for run in runs], walked)
     lists = " and ".join(f"{count} to lists of {k}" for k, count in sorted(walked.lists.items()))
     acts = f"{lists}; {sum(walker.acts for walker in walkers)} acts; {walked.unread} sent unseen"
+    acts += f"; {walked.changed} answers changed later"
     rows.note(f"{len(walkers)} walkers, seed {given.seed}, {walked.answers} answers", took_s / 60, "min", acts)
     told = f"of {walked.refusals}"
     rows.at_most("refusals of candidates not in sight for a second", len(walked.refused_unseen), "refusals", 0, told)

@@ -180,7 +180,7 @@ def to_lease(leased: LeasedTask) -> people_pb2.Lease:
 
 
 def to_judged_task(record: TaskRecord, only: str = "", root: Hypothesis = NO_ROOT) -> people_pb2.JudgedTask:
-    """A task, what people have said of it, or what one of them has said, and the question behind its tree."""
+    """A task, what people have said of it, or what one of them has said, and its tree."""
     return people_pb2.JudgedTask(
         task=record.task.to_proto(),
         state=cast("people_pb2.TaskState", record.state),
@@ -189,6 +189,7 @@ def to_judged_task(record: TaskRecord, only: str = "", root: Hypothesis = NO_ROO
         conflicts=record.conflicts,
         question=root.question,
         question_answer=root.answer,
+        hypothesis_id=root.id,
     )
 
 

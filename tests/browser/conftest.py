@@ -28,7 +28,7 @@ else:
 
     __all__ = ["corpus", "space", "world"]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-START_MS = 15_000
+START_MS = 60_000  # of each wait: a busy machine starts a browser slowly
 
 
 @dataclass

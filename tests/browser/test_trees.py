@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from browser.test_annotate import read, shown
 from browser.test_safety import findings, needs_axe
+from browser.test_sight import held
 
+from aeenc.oracle import ABSTAINS, REFUSES
 from aeenc.trees import Dataset
 from support.waiting import eventually
 
@@ -55,8 +57,9 @@ async def test_nodes_open_on_a_click_and_a_finished_tree_is_shown_whole(bench: A
         await shown(page, second)
         assert [len(node.holders) for node in (await at.people.get_tree(run_id, "tree-0")).nodes] == [0, 0, 1]
         await tree.get_by_role("button", name="hypothesis 0").click()
-        await page.get_by_role("dialog", name="answers").get_by_role("button", name="Save the change").wait_for()
-        await page.keyboard.press("Escape")
+        await shown(page, "hypothesis 0")
+        await page.get_by_text("You are changing your answer").wait_for()
+        await page.keyboard.press("k")
         await answered(page, second, "1", "l")
         await shown(page, first)
         await page.get_by_label("This node is").select_option("premise_missing")
@@ -76,8 +79,9 @@ async def test_nodes_open_on_a_click_and_a_finished_tree_is_shown_whole(bench: A
         await asyncio.sleep(1)
         assert await whole.count() == 1, "it stays until its person goes on"
         await whole.get_by_role("button", name=first).first.click()
-        await page.get_by_role("dialog", name="answers").get_by_role("button", name="Save the change").wait_for()
-        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="Save the change").wait_for()
+        await page.keyboard.press("k")
+        await whole.wait_for()
         await page.keyboard.press("k")
         await shown(page, "hypothesis 1")
 
@@ -95,13 +99,115 @@ async def test_an_author_learns_what_was_decided_otherwise(bench: Any) -> None:
             await page.get_by_text("Nothing waits for you").wait_for()
             await page.keyboard.press("o")
             answers = page.get_by_role("dialog", name="answers")
+            await answers.get_by_text(f"{count} {'disputed' if count > 1 else 'decided otherwise'}").wait_for()
             await answers.get_by_role("button", name="Reopen").click()
-            await answers.get_by_text(told).first.wait_for()
-            assert await answers.get_by_text(told).count() == count
-            await page.keyboard.press("Escape")
+            await page.locator(".chip", has_text=told).first.wait_for()
+            assert await page.locator(".chip", has_text=told).count() == count
+            await page.keyboard.press("k")
             if count > 1:
                 said = {first: "DOES_NOT_EXPLAIN", second: "DOES_NOT_EXPLAIN"}
                 await at.people.adjudicate(run_id, lease.task.task_id, dict.fromkeys(said, 2), "lea")
+
+
+async def test_an_earlier_answer_is_changed_in_the_view_in_which_it_was_given(bench: Any) -> None:
+    async with bench(undo_s=0.0, max_grade=3.0) as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], k=4, max_depth=0)
+        lease = (await at.people.lease("ann", run_id=run_id, hypothesis_id="tree-0"))[0]
+        ids = [one.premise.id for one in lease.task.candidates]
+        given = {ids[0]: 1, ids[1]: ABSTAINS, ids[2]: REFUSES}
+        added = next(one for one in (f"p{n}" for n in range(20)) if one not in ids)
+        await at.people.submit(
+            lease, given, seen_upto=3, additions=[added], written=["not in the corpus"], note="first"
+        )
+        page = await at.window("ann")
+        await shown(page, "hypothesis 1")
+        holders = (await at.people.get_tree(run_id, "tree-1")).nodes[0].holders
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await page.get_by_text("You are changing your answer of").wait_for()
+        await shown(page, "hypothesis 0")
+        assert await page.get_by_role("tree").locator("[aria-current]").inner_text() != "", "its tree stands beside it"
+        rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
+        assert await rows.nth(0).get_by_role("button", name="Accept").get_attribute("aria-pressed") == "true"
+        assert await rows.nth(1).locator(".chip").inner_text() == "abstained"
+        assert await page.get_by_label("Note").input_value() == "first"
+        assert await page.get_by_role("list", name="Added").get_by_role("listitem").count() == 2
+        await page.keyboard.press("4")
+        await page.keyboard.press("k")
+        await shown(page, "hypothesis 1")
+        assert (await at.people.get_tree(run_id, "tree-1")).nodes[0].holders == holders, "what was held stays held"
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await shown(page, "hypothesis 0")
+        await read(page)
+        for key in ("1", "2", "l"):  # 4 is ticked since the first time
+            await page.keyboard.press(key)
+        await page.get_by_role("button", name="Remove what was added").click()
+        await page.get_by_role("spinbutton", name="grade").last.fill("2")
+        await page.get_by_label("Note").fill("")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("alert").get_by_text("can be replaced, not taken away").wait_for()
+        await page.get_by_label("Note").fill("second")
+        await page.get_by_role("button", name="Save the change").click()
+        await page.get_by_text("Changed. Pairs and exports follow").wait_for()
+        await shown(page, "hypothesis 1")
+        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        [answer] = task.answers
+        said = {one.premise_id: (one.judgement.name, one.leaf, one.grade) for one in answer.verdicts}
+        no = ("DOES_NOT_EXPLAIN", False, None)
+        wanted = [no, ("EXPLAINS", True, None), no, ("EXPLAINS", False, 2.0)]
+        assert [said[one] for one in ids] == wanted
+        assert [(one.premise_id, one.judgement.name) for one in answer.additions] == [(added, "DOES_NOT_EXPLAIN")]
+        assert (answer.note, answer.written) == ("second", ("not in the corpus",))
+
+
+async def test_a_task_that_comes_late_waits_while_an_earlier_answer_is_open(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        lease = (await at.people.lease("ann", run_id=run_id))[0]
+        await at.people.submit(lease, [])
+        page = await at.window("ann")
+        await page.get_by_text("Nothing waits for you").wait_for()
+        release = held(page, "**/api/lease")
+        await page.held
+        async with page.expect_request("**/api/lease"):
+            await at.run(["hypothesis 1"], max_depth=0)
+        await page.keyboard.press("o")
+        await page.get_by_label("Run").select_option(run_id)
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await shown(page, "hypothesis 0")
+        async with page.expect_response("**/api/lease"):
+            await release()
+        await page.wait_for_timeout(300)
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("k")
+        await shown(page, "hypothesis 1")
+
+
+async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_nothing_by_itself(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        at.world.index.suffix = " and so on" * 40
+        run_id = await at.run(["hypothesis 0"], k=30, max_depth=0)
+        lease = (await at.people.lease("ann", run_id=run_id))[0]
+        ids = [one.premise.id for one in lease.task.candidates]
+        await at.people.submit(lease, [ids[0]], seen_upto=1)
+        page = await at.window("ann")
+        for key, told in (("", "Nothing was changed"), ("2", "Changed.")):
+            await page.get_by_text("Nothing waits for you").wait_for()
+            await page.keyboard.press("o")
+            await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+            await shown(page, "hypothesis 0")
+            if key:
+                await page.locator(".gutter.seen").nth(1).wait_for()
+                await page.keyboard.press(key)
+            await page.get_by_role("button", name="Save the change").click()
+            await page.get_by_text(told).wait_for()
+        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        said = [
+            one.judgement.name for one in sorted(task.answers[0].verdicts, key=lambda one: ids.index(one.premise_id))
+        ]
+        assert said[:2] == ["EXPLAINS", "EXPLAINS"]
+        assert said[-10:] == ["UNSEEN"] * 10
 
 
 def test_the_practice_tree_is_a_gold_tree_of_the_sample() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from aeenc_workbench.sign_in import Person
+from browser.test_annotate import read
 from browser.test_lead import disputed
 from browser.test_safety import findings, needs_axe
 
@@ -312,3 +313,60 @@ async def test_who_comes_back_late_gets_the_same_task_or_hears_that_it_is_gone(b
                 await page.locator(".gutter.seen").first.wait_for()
                 assert await page.get_by_text("Your time for").count() == 0, "it is the same task"
         await page.get_by_text("Your time for “hypothesis 0” has ended").wait_for()
+
+
+async def test_the_line_is_drawn_dragged_and_taken_away_with_the_mouse(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await read(page, 6)
+        rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
+        await rows.nth(1).locator(".gutter").click()
+        label = page.get_by_text("You stopped here")
+        assert await rows.nth(1).get_by_text("You stopped here").count() == 1
+        await page.get_by_text("7 of 9 not seen").wait_for()
+        await label.hover()
+        await page.mouse.down()
+        await rows.nth(3).hover()
+        assert await rows.nth(3).get_by_text("You stopped here").count() == 1
+        await page.get_by_text("5 of 9 not seen").wait_for()
+        await page.mouse.up()
+        await rows.nth(0).hover()
+        assert await rows.nth(3).get_by_text("You stopped here").count() == 1, "it stays once it is let go"
+        assert "focused" in str(await rows.nth(0).get_attribute("class")), "and frames nothing"
+        await rows.nth(3).locator(".gutter").click()
+        assert await label.count() == 0
+
+
+async def test_a_person_names_two_ways_to_explain_of_candidates_and_additions(bench: Any) -> None:
+    async with bench(max_grade=3.0) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        for key in "123":
+            await page.keyboard.press(key)
+        ways = page.get_by_role("combobox", name="way")
+        assert await ways.count() == 0, "nobody is asked which way where there is one"
+        await page.get_by_label("there are several ways to explain it").check()
+        candidates, added = (page.get_by_role("list", name=name) for name in ("Candidates", "Added"))
+        for key in ("/", *"fact", "Enter"):
+            await page.keyboard.press(key)
+        assert await page.get_by_label("by").locator("option").all_inner_texts() == [
+            "words and meaning",
+            "meaning",
+            "words",
+        ]
+        await page.get_by_role("button", name="Add", exact=True).first.click()
+        await candidates.get_by_role("combobox", name="way").nth(1).select_option("1")
+        await candidates.get_by_role("combobox", name="way").nth(2).select_option("2")
+        await added.get_by_role("combobox", name="way").select_option("2")
+        await added.get_by_role("spinbutton", name="grade").fill("2")
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Submitted").wait_for()
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        first, second, third, _ = (one.premise.id for one in task.task.candidates)
+        [addition] = task.answers[0].additions
+        ways = [set(one.premise_ids) for one in task.answers[0].alternatives]
+        assert ways == [{first, second}, {first, third, addition.premise_id}]
+        assert addition.grade == 2

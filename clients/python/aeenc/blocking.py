@@ -692,21 +692,32 @@ class BlockingPeopleClient:
         verdicts: Verdicts,
         annotator: str,
         *,
+        note: str = "",
         additions: Verdicts = (),
+        written: Sequence[str] = (),
         intermediates: Sequence[str] = (),
+        alternatives: Sequence[Sequence[str]] = (),
+        inference: str = "",
+        node_verdict: NodeVerdictName | int | None = None,
         request_id: str = "",
     ) -> str:
-        """Replaces the given verdicts of an answer, and adds premises and conclusions to it, as `submit` does.
+        """Replaces the given verdicts of an answer, and what else is given; for its parts see `submit`.
 
-        The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
+        What is left out stays as it is; additions, written facts and intermediates join those of before. The run's
+        tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
         return run(
             self._awaiting.amend(
                 answer_id,
                 verdicts,
                 annotator,
+                note=note,
                 additions=additions,
+                written=given(written),
                 intermediates=given(intermediates),
+                alternatives=given(alternatives),
+                inference=inference,
+                node_verdict=node_verdict,
                 request_id=request_id,
             )
         )

@@ -134,20 +134,24 @@ class PeopleClient:
         verdicts: Verdicts,
         annotator: str,
         *,
+        note: str = "",
         additions: Verdicts = (),
+        written: Sequence[str] = (),
         intermediates: Sequence[str] = (),
+        alternatives: Sequence[Sequence[str]] = (),
+        inference: str = "",
+        node_verdict: NodeVerdictName | int | None = None,
         request_id: str = "",
     ) -> str:
-        """Replaces the given verdicts of an answer, and adds premises and conclusions to it, as `submit` does.
+        """Replaces the given verdicts of an answer, and what else is given; for its parts see `submit`.
 
-        The run's tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
+        What is left out stays as it is; additions, written facts and intermediates join those of before. The run's
+        tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
-        request = change(
-            people_pb2.AmendVerdictsRequest,
-            answer_id=answer_id,
-            answer=Answer(verdicts, additions=additions, intermediates=intermediates, annotator=annotator).to_proto(),
-            request_id=request_id,
-        )
+        answer = Answer(
+            verdicts, note, additions, written, intermediates, alternatives, inference, node_verdict, annotator
+        ).to_proto()
+        request = change(people_pb2.AmendVerdictsRequest, answer_id=answer_id, answer=answer, request_id=request_id)
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 
     async def adjudicate(

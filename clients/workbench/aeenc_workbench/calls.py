@@ -63,15 +63,13 @@ class HeldBody(Body):
     reason: str = ""
 
 
-class AnswerBody(Body):
-    """An answer. Candidates without a verdict are refused up to `seen_upto`, and unseen beyond."""
+class SaidBody(Body):
+    """What somebody says of a task."""
 
-    lease: str
     verdicts: dict[str, Said] = {}
     grades: dict[str, float] = {}
     remarks: dict[str, Literal["irrelevant", "bad_fact"]] = {}
     in_sight_ms: dict[str, Annotated[int, Field(ge=0, lt=2**32)]] = {}
-    seen_upto: int = Field(0, ge=0, lt=2**31)
     additions: dict[str, Literal["explains", "leaf"]] = {}
     written: list[str] = []
     intermediates: list[str] = []
@@ -79,6 +77,35 @@ class AnswerBody(Body):
     note: str = ""
     inference: str = ""
     node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
+
+    def said(self) -> dict[str, Any]:
+        """The arguments of `submit` and `amend` that both take."""
+        return {
+            "note": self.note,
+            "additions": {premise_id: self.verdict(premise_id, word) for premise_id, word in self.additions.items()},
+            "written": self.written,
+            "intermediates": self.intermediates,
+            "alternatives": self.alternatives,
+            "inference": self.inference,
+            "node_verdict": self.node_verdict or None,
+        }
+
+    def judged(self) -> dict[str, Verdict]:
+        """The verdicts on candidates."""
+        return {premise_id: self.verdict(premise_id, word) for premise_id, word in self.verdicts.items()}
+
+    def verdict(self, premise_id: str, word: Said) -> Verdict:
+        """A verdict with its grade, remark and time in sight."""
+        remark = _REMARKS.get(self.remarks.get(premise_id, ""), oracle.NO_REMARK)
+        in_sight_ms = self.in_sight_ms.get(premise_id, 0)
+        return replace(_VERDICTS[word], grade=self.grades.get(premise_id), remark=remark, in_sight_ms=in_sight_ms)
+
+
+class AnswerBody(SaidBody):
+    """An answer. Candidates without a verdict are refused up to `seen_upto`, and unseen beyond."""
+
+    lease: str
+    seen_upto: int = Field(0, ge=0, lt=2**31)
     elapsed_s: float | None = Field(None, ge=0, le=1e9, allow_inf_nan=False)
     seq: int = Field(gt=0, lt=2**53)
 
@@ -92,13 +119,11 @@ class TaskBody(Body):
     request: str = ""
 
 
-class AmendBody(Body):
+class AmendBody(SaidBody):
     """What changes of an answer in a run."""
 
     run: str
     answer: str
-    verdicts: dict[str, Word]
-    intermediates: list[str] = []
     request: str = ""
 
 
@@ -239,24 +264,12 @@ async def answer(call: Call) -> Any:
     held = values.Lease(lease_id=call.leases.open(body.lease, call.person))
     return await call.client.people.submit(
         held,
-        {premise_id: _verdict(body, premise_id, word) for premise_id, word in body.verdicts.items()},
+        body.judged(),
         seen_upto=body.seen_upto,
         elapsed_s=body.elapsed_s,
-        note=body.note,
-        additions={premise_id: _verdict(body, premise_id, word) for premise_id, word in body.additions.items()},
-        written=body.written,
-        intermediates=body.intermediates,
-        alternatives=body.alternatives,
-        inference=body.inference,
-        node_verdict=body.node_verdict or None,
         client_seq=body.seq,
+        **body.said(),
     )
-
-
-def _verdict(body: AnswerBody, premise_id: str, word: Said) -> Verdict:
-    remark = _REMARKS.get(body.remarks.get(premise_id, ""), oracle.NO_REMARK)
-    in_sight_ms = body.in_sight_ms.get(premise_id, 0)
-    return replace(_VERDICTS[word], grade=body.grades.get(premise_id), remark=remark, in_sight_ms=in_sight_ms)
 
 
 async def undo(call: Call) -> Any:
@@ -266,15 +279,12 @@ async def undo(call: Call) -> Any:
 
 
 async def amend(call: Call) -> Any:
-    """Changes verdicts of an answer: one's own, or as an adjudicator that of anybody."""
+    """Changes an answer: one's own, or as an adjudicator that of anybody."""
     body = await call.body(AmendBody)
     name = call.person.name
     if not call.person.may("adjudicator") and not await _is_own(call, body):
         raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
-    verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
-    made = await call.client.people.amend(
-        body.answer, verdicts, name, intermediates=body.intermediates, request_id=body.request
-    )
+    made = await call.client.people.amend(body.answer, body.judged(), name, request_id=body.request, **body.said())
     return {"answer": made}
 
 

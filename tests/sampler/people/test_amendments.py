@@ -192,6 +192,21 @@ async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_
         assert told == ["+", "-"]
 
 
+async def test_all_that_is_said_of_a_node_can_be_amended_and_what_is_left_out_stays(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
+        lease = await take(people, "ann")
+        one, two, three = [c.premise.id for c in lease.task.candidates][:3]
+        given = await people.submit(lease, [one, two], note="old", inference="stays", written=["a fact"])
+        said = {"note": "new", "written": ["another"], "node_verdict": "complete"}
+        await people.amend(given.answer_id, {three: EXPLAINS}, "ann", alternatives=[[one, two], [one, three]], **said)
+        [task] = [task async for task in people.list_answers(run_id, "ann")]
+        [answer] = task.answers
+        assert (answer.note, answer.inference, answer.node_verdict.name) == ("new", "stays", "COMPLETE")
+        assert answer.written == ("a fact", "another")
+        assert [set(way.premise_ids) for way in answer.alternatives] == [{one, two}, {one, three}]
+        assert {v.premise_id for v in answer.verdicts if v.judgement.name == "EXPLAINS"} == {one, two, three}
+
+
 async def test_a_run_counts_what_is_disputed_while_it_lasts_and_after_its_end(world: SamplerWorld):
     async with at_work(world, 2, overlap=2, policy="adjudicate") as (people, sampler, run_id):
 

@@ -91,7 +91,7 @@ async def test_each_task_comes_with_the_question_behind_the_tree_that_asks_it_fi
             lambda: reads(people, run.id, {"hypothesis 0": ("", ""), "hypothesis 1": ASKED, premise.text: ASKED})
         )
         [mine] = [one async for one in people.list_answers(run.id, "ann")]
-        assert (mine.question, mine.question_answer) == ASKED
+        assert (mine.question, mine.question_answer, mine.hypothesis_id) == (*ASKED, "asked")
 
 
 async def reads(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, tuple[str, str]]) -> bool:

@@ -28,6 +28,7 @@ FRAME_MS = 34.0  # a row that comes or goes within two frames may be counted by 
 LATE_S = 0.6
 ACT_S = 2.0
 PHONE = 390
+NO_CONTENT = 204
 KEYS = [*3 * "12345", *"6789aalrxibsnugko/?", *3 * ["ArrowDown"], "ArrowUp", "Escape"]
 RECORD = """
 const really = Object.getOwnPropertyDescriptor(Document.prototype, "visibilityState").get;
@@ -109,6 +110,7 @@ class Walked:
 
     answers: int = 0
     lists: Counter[int] = field(default_factory=Counter)  # answers by the number of candidates
+    changed: int = 0  # answers that were changed later
     refusals: int = 0
     unread: int = 0  # candidates sent as unseen
     refused_unseen: list[str] = field(default_factory=list)
@@ -124,7 +126,7 @@ class Walker:
         self.name, self._walked, self._width = name, walked, width
         self._rng = random.Random(f"{name} {width} {seed}")
         self._tabs, self._at = [page], page
-        self._leases: dict[str, dict[str, Any]] = {}
+        self._tasks: dict[str, dict[str, Any]] = {}  # by lease, and by answer that may be changed
         self.given: dict[str, str] = {}  # answer ids and their tasks, as the page was told
         self.undone: set[str] = set()
         self.acts = 0
@@ -218,15 +220,24 @@ class Walker:
         request = route.request
         call = request.url.rpartition("/api/")[2].partition("?")[0]
         try:
-            if call == "answer":
-                await self._check(request.frame.page, json.loads(request.post_data))
+            body = json.loads(request.post_data or "{}")
+            if call in ("answer", "amend"):
+                await self._check(
+                    request.frame.page, body, self._tasks[body["lease" if call == "answer" else "answer"]]
+                )
             await asyncio.sleep(self._rng.uniform(0, LATE_S / 2))
             response = await route.fetch(timeout=30_000)
-            told = await response.json() if response.ok and call in ("lease", "answer", "undo") else None
+            told = await response.json() if response.ok and response.status != NO_CONTENT else None
             if call == "lease" and told:
-                self._leases[told["lease_id"]] = told["task"]
+                self._tasks[told["lease_id"]] = told["task"]
+            elif call.endswith("/answers") and told:
+                self._tasks |= {answer["answer_id"]: one["task"] for one in told for answer in one["answers"]}
+            elif call == "amend" and told:
+                self._walked.changed += 1
+                self.undone.add(body["answer"])
+                self.given[told["answer"]] = self._tasks[body["answer"]]["task_id"]
             elif call == "answer" and told:
-                task = self._leases[json.loads(request.post_data)["lease"]]
+                task = self._tasks[body["lease"]]
                 if told["answer_id"] not in self.given:
                     self._walked.answers += 1
                     self._walked.lists[len(task["candidates"])] += 1
@@ -239,8 +250,7 @@ class Walker:
             with contextlib.suppress(Exception):
                 await route.abort()
 
-    async def _check(self, page: Any, body: dict[str, Any]) -> None:
-        task = self._leases[body["lease"]]
+    async def _check(self, page: Any, body: dict[str, Any], task: dict[str, Any]) -> None:
         query = task["query"]
         if (asked := await page.evaluate(ASKED)) != query:
             self._walked.of_another_task.append(f"{self.name}: {query!r} was sent while {asked!r} was shown")
@@ -250,7 +260,7 @@ class Walker:
                 times[key] = times.get(key, 0.0) + ms
         for candidate in task["candidates"]:
             said = body["verdicts"].get(candidate["premise_id"])
-            refused = said == "refuses" or (said is None and candidate["rank"] <= body["seen_upto"])
+            refused = said == "refuses" or (said is None and candidate["rank"] <= body.get("seen_upto", 0))
             self._walked.refusals += refused
             self._walked.unread += said == "unseen"
             ms = times.get(f"{query}\n{candidate['text'].strip()}", 0.0)

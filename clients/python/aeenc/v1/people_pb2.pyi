@@ -511,7 +511,7 @@ class ListTasksResponse(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[JudgedTask, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class JudgedTask(_message.Message):
-    __slots__ = ("task", "state", "answers", "decision", "conflicts", "question", "question_answer")
+    __slots__ = ("task", "state", "answers", "decision", "conflicts", "question", "question_answer", "hypothesis_id")
     TASK_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +519,7 @@ class JudgedTask(_message.Message):
     CONFLICTS_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     QUESTION_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_ID_FIELD_NUMBER: _ClassVar[int]
     task: _oracle_pb2.OracleTask
     state: TaskState
     answers: _containers.RepeatedCompositeFieldContainer[_oracle_pb2.Answer]
@@ -526,7 +527,8 @@ class JudgedTask(_message.Message):
     conflicts: _containers.RepeatedScalarFieldContainer[str]
     question: str
     question_answer: str
-    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., decision: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., conflicts: _Optional[_Iterable[str]] = ..., question: _Optional[str] = ..., question_answer: _Optional[str] = ...) -> None: ...
+    hypothesis_id: str
+    def __init__(self, task: _Optional[_Union[_oracle_pb2.OracleTask, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., answers: _Optional[_Iterable[_Union[_oracle_pb2.Answer, _Mapping]]] = ..., decision: _Optional[_Union[_oracle_pb2.Answer, _Mapping]] = ..., conflicts: _Optional[_Iterable[str]] = ..., question: _Optional[str] = ..., question_answer: _Optional[str] = ..., hypothesis_id: _Optional[str] = ...) -> None: ...
 
 class WatchTasksRequest(_message.Message):
     __slots__ = ("run_id", "from_seq", "from_now")

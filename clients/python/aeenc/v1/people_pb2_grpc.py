@@ -268,8 +268,7 @@ class PeopleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTree(self, request, context):
-        """Sends the tree of a hypothesis, and the whole tree again whenever it has changed, until its run has ended. Fails as
-        GetTree does.
+        """Sends the tree of a hypothesis, again whenever it has changed, until its run has ended. Fails as GetTree does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -141,9 +141,11 @@ class JudgedTask:
     conflicts: tuple[str, ...] = ()
     """The premises on which annotators disagree."""
     question: str = ""
-    """The question behind the tree that asks the task first, and its answer. ListTasks alone has them. Empty: none."""
+    """The question behind the tree that asks the task first. Empty: none. ListTasks alone has this and what follows."""
     question_answer: str = ""
-    """See `question`."""
+    """The answer to it. Empty: none."""
+    hypothesis_id: str = ""
+    """The hypothesis of that tree. Empty: none."""
 
     @classmethod
     def from_message(cls, message: people_pb2.JudgedTask) -> JudgedTask:
@@ -156,6 +158,7 @@ class JudgedTask:
             conflicts=tuple(message.conflicts),
             question=message.question,
             question_answer=message.question_answer,
+            hypothesis_id=message.hypothesis_id,
         )
 
 

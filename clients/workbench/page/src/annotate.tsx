@@ -1,16 +1,20 @@
 // One person at work: lease, judge, submit, take back or go on, next.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, freshSeq, lettersOn, Problem, setLettersOn, useLatest, type Hit, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type TreeNode, type Word } from "./api";
+import { Added } from "./added";
+import { call, follow, fresh, freshSeq, lettersOn, Problem, setLettersOn, useLatest, type Answer, type Hit, type JudgedTask, type Lease, type NodeVerdict, type Person, type Queue, type Remark, type Tree, type TreeNode, type Word } from "./api";
 import { After, became, type Last } from "./after";
 import { ARMED_MS, Bar } from "./bar";
 import { Candidates } from "./candidates";
-import { acceptedIn, accepts, dropDraft, emptyDraft, folded, heldKey, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
+import { acceptedIn, accepts, dropDraft, emptyDraft, folded, heldKey, heldLease, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
+import { changesOf, decidedOtherwise, draftOfAnswer, leaseOfAnswer } from "./given";
 import { Guideline } from "./guideline";
 import { useRerank } from "./rerank";
 import { Reopen } from "./reopen";
 import { Search } from "./search";
+import { Side } from "./side";
 import { NONE_SPENT, turn, useSight } from "./sight";
-import { isWhole, TreeView, Whole } from "./tree";
+import { isWhole, pathTree, treePath, Whole } from "./tree";
+import { moment } from "./words";
 
 const ACTIVE_MS = 120_000; // a lease is renewed while its person does something
 const LOOK_MS = 120; // after an event, so that several make one look
@@ -19,9 +23,10 @@ const OPENS = ["queued", "released", "expired", "undone"]; // events after which
 const OVER = ["TASK_ANSWERED", "TASK_WITHDRAWN", "LEASE_ANSWERED", "LEASE_RELEASED", "RUN_ENDED"]; // refusals after which nothing can be sent of a task: the next one follows
 
 // In practice, `show` what is known of a node (empty: of the last one), and `leave` for real tasks.
-interface Props { queues: Queue[]; reloadQueues: () => void; role: Person["role"]; practice?: { show: (task: string) => void; leave: () => void } }
+// `at` is a node whose answers are asked for by the address.
+interface Props { at: { run: string; task: string } | null; queues: Queue[]; reloadQueues: () => void; me: Person; practice?: { show: (task: string) => void; leave: () => void } }
 
-export function Annotate({ queues, reloadQueues, role, practice }: Props) {
+export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, practice }: Props) {
   const [lease, setLease] = useState<Lease | null>(null);
   const [draft, showDraft] = useState<Draft | null>(null);
   const [tree, drawTree] = useState<Tree | null>(null);
@@ -32,9 +37,10 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   const [from, setFrom] = useState(localStorage.getItem(queueKey()) ?? ""); // a queue; empty: any
   const [searching, setSearching] = useState(false);
   const [guideline, setGuideline] = useState(false);
-  const [reopening, setReopening] = useState<{ run: string; task: string } | null>(null); // the run and task whose answers are in sight; empty: any
+  const [reopening, setReopening] = useState<{ run: string; task: string; premise?: string | undefined } | null>(null); // the run and task whose answers are in sight; empty: any
   const [showScores, setShowScores] = useState(false);
   const [told, setTold] = useState("");
+  const [done, setDone] = useState(""); // what has become of a change
   const [grows, setGrows] = useState(false);
   const [whole, showWhole] = useState(false); // the finished tree is in sight
   const [busy, setBusy] = useState(false);
@@ -56,10 +62,11 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   const asking = useRef(false);
   const leaving = useRef(false); // "another tree" was pressed while a task was asked for
   const working = useRef(false); // an answer is on its way, there or back
+  const asked = useRef(at !== null); // answers were asked for by the address: no task is taken before they are closed
   const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
   const folds = useMemo(() => (lease ? folded(lease.task.candidates, lease.same_keys) : []), [lease]);
 
-  const { version: newer, moved, rerank } = useRerank(lease, () => latest.current.draft, open, setTold);
+  const { version: newer, moved, rerank } = useRerank(lease?.given ? null : lease, () => latest.current.draft, open, setTold);
 
   const spent = useSight(lease?.lease_id ?? "", () => Date.now() - active.current < ACTIVE_MS, (of, ids) => of === shown.current.lease?.lease_id && setDraft((before) => ({ ...before, read: [...new Set([...before.read, ...ids])] })));
 
@@ -117,13 +124,14 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     setSearching(false);
     setEmpty(false);
     setCleared(null);
+    setDone("");
     typed.current = null;
     if (!found) {
       replaceDraft(null);
       return;
     }
-    localStorage.setItem(heldKey(), JSON.stringify(found));
-    const draft = kept ?? loadDraft(found);
+    if (!found.given) localStorage.setItem(heldKey(), JSON.stringify(found));
+    const draft = kept ?? loadDraft(found, draftOfAnswer(found));
     setSeveral(Object.keys(draft.ways).length > 0);
     replaceDraft(draft);
     setEnds(Date.parse(found.expires_at));
@@ -142,9 +150,16 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     if (!shown.current.lease) void next();
   }, [queues]);
 
+  useEffect(() => {
+    if (!at) return;
+    setReopening(at);
+    history.replaceState(null, "", "/#annotate"); // a reload goes on with the task
+  }, [at?.run, at?.task]);
+
   // A task begins at its hypothesis.
   useLayoutEffect(() => {
     if (!lease) return;
+    if (latest.current.focus > 0) { setKeyed((before) => before + 1); return; } // a premise of it was asked for
     scrollTo(0, 0);
     top.current?.focus({ preventScroll: true });
   }, [lease?.lease_id]);
@@ -171,6 +186,20 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     if (tree && now?.lease.task.task_id === task) setLast({ ...now, node: tree.nodes.find((node) => node.task_id === task) });
   }
 
+  const isGiven = (): boolean => shown.current.lease?.given !== undefined;
+
+  // A task that was asked for. While an earlier answer is open it waits.
+  function take(found: Lease | null): void {
+    if (!isGiven()) open(found);
+    else if (found) localStorage.setItem(heldKey(), JSON.stringify(found));
+  }
+
+  // From an earlier answer to the task that is held, or the next one.
+  async function leaveGiven(): Promise<void> {
+    shown.current.lease = null;
+    await begin();
+  }
+
   // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
   async function next(elsewhere = false): Promise<void> {
     if (asking.current) {
@@ -184,7 +213,8 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       if (stay && tree?.hypothesis_id && !elsewhere) {
         found = await call<Lease | null>("/api/lease", { run: tree.run_id, hypothesis: tree.hypothesis_id, request: fresh() }).catch(() => null);
         if (!found) {
-          const now = await showTree(tree.run_id, tree.hypothesis_id);
+          const now = isGiven() ? null : await showTree(tree.run_id, tree.hypothesis_id);
+          if (isGiven()) return;
           const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
           setGrows(grows);
           if (grows || (now && isWhole(now))) {
@@ -197,7 +227,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       setGrows(false);
       found ??= await call<Lease | null>("/api/lease", { queue: shown.current.queue, request: fresh() });
       opened.current = Date.now();
-      open(found);
+      take(found);
     } catch (error) {
       setTold((error as Error).message);
     } finally {
@@ -211,7 +241,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   useEffect(() => {
     const stored = JSON.parse(localStorage.getItem(lastKey()) ?? "null") as Last | null;
     if (stored && stored.until > Date.now()) { setLast(stored); void lookAfter(); }
-    void begin();
+    if (!at) void begin();
     const ticking = setInterval(() => setNow(Date.now()), 500);
     const busyNow = (): void => { active.current = Date.now(); };
     addEventListener("pointerdown", busyNow);
@@ -231,7 +261,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
         const { lease: held, tree: drawn } = shown.current;
         const asks = held ?? drawn;
         if (asks) void showTree(asks.run_id, asks.hypothesis_id, held);
-        if (!held && !working.current && !shown.current.whole) void next();
+        if (!held && !working.current && !shown.current.whole && !asked.current) void next();
       }, LOOK_MS);
     });
     return () => { clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
@@ -245,7 +275,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     localStorage.removeItem(heldKey());
     const kept = loadDraft(held);
     const again = await call<Lease | null>("/api/lease", { run: held.run_id, task: held.task.task_id, request: fresh() }).catch(() => null);
-    if (again) open(again);
+    if (again) take(again);
     else {
       await next();
       if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
@@ -253,7 +283,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   }
 
   useEffect(() => {
-    if (!lease) return undefined;
+    if (!lease || lease.given) return undefined;
     const isShown = (): boolean => shown.current.lease?.lease_id === lease.lease_id && !working.current;
     const renewing = setInterval(() => {
       if (Date.now() - active.current > ACTIVE_MS || !isShown()) return;
@@ -294,6 +324,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     if (!marked) change({ remarks: { ...latest.current.draft?.remarks, [premiseId]: remark } });
   }
 
+  const setWay = (premiseId: string, way: number): void => change({ ways: { ...latest.current.draft?.ways, [premiseId]: way } });
   const grade = (premiseId: string, grade: number): void => change({ grades: { ...latest.current.draft?.grades, [premiseId]: grade } });
 
   // What a letter says of the framed candidate. The next one follows.
@@ -305,10 +336,11 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     frame(focus + 1);
   }
 
-  // Draws the line below which nothing counts as read, or takes it away.
-  function line(): void {
-    const rank = folds[latest.current.focus]?.head.rank ?? 0;
-    if (lease) change({ seenUpto: latest.current.draft?.seenUpto === rank ? emptyDraft(lease).seenUpto : rank });
+  // Draws the line below which nothing counts as read, or takes it away where it is drawn already.
+  function line(index: number, drawn = false): void {
+    const rank = folds[index]?.head.rank ?? 0;
+    const here = latest.current.draft?.seenUpto === rank;
+    if (lease && !(here && drawn)) change({ seenUpto: here ? emptyDraft(lease).seenUpto : rank });
   }
 
   function step(by: 1 | -1): void {
@@ -334,7 +366,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   function clear(): void {
     const before = latest.current.draft;
     if (!lease || !before) return;
-    change(cleared ?? { ...emptyDraft(lease), read: before.read });
+    change(cleared ?? { ...draftOfAnswer(lease), read: before.read });
     setCleared(cleared ? null : before);
   }
 
@@ -365,6 +397,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     if (why) change({ nodeVerdict: why });
     return alone(async () => {
       if (!lease || !latest.current.draft) return;
+      if (lease.given) { await amend(lease, latest.current.draft); return; }
       const draft = timed(latest.current.draft, spent.current);
       const verdicts = sentVerdicts(draft, folds);
       const read = lease.task.candidates.filter((one) => verdicts[one.premise_id] !== "unseen");
@@ -379,7 +412,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
         await call("/api/answer", body);
         const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
         const until = Date.now() + (queue?.undo ?? 0) * 1000;
-        dropDraft(lease.task.task_id);
+        dropDraft(lease);
         localStorage.setItem(metKey(), "yes");
         setMet(true);
         letGo(lease.lease_id);
@@ -396,11 +429,39 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
     });
   };
 
+  // Sends what has changed of an answer, and goes back to the task that is held.
+  async function amend(of: Lease, draft: Draft): Promise<void> {
+    const changed = changesOf(of, draft, folds);
+    if (typeof changed === "string") { setTold(changed); return; }
+    if (changed) await call("/api/amend", { run: of.run_id, answer: of.lease_id, ...changed, request: fresh() });
+    dropDraft(of);
+    await leaveGiven();
+    setDone(changed ? "Changed. Pairs and exports follow, and the tree grows below what is accepted now; what was judged stays." : "Nothing was changed.");
+  }
+
+  function closeAnswers(): void {
+    setReopening(null);
+    if (asked.current) void begin();
+    asked.current = false;
+  }
+
+  // An answer that was given is judged as any task. What is held meanwhile stays held as long as its lease.
+  function openGiven(run: string, judged: JudgedTask, answer: Answer): void {
+    if (working.current) return;
+    const index = judged.task.candidates.findIndex((one) => one.premise_id === reopening?.premise);
+    setReopening(null);
+    asked.current = false;
+    opened.current = Date.now();
+    open(leaseOfAnswer(run, judged, answer));
+    setFocus(Math.max(0, index));
+  }
+
   const undo = (): Promise<void> => alone(async () => {
     if (!last) { setTold("There is nothing to undo any more. Your answers can be changed: o."); return; }
     await call("/api/undo", { run: last.lease.run_id, request: fresh() });
     setLast(null);
-    if (lease) await call("/api/release", { lease: lease.lease_id, reason: "undo" });
+    const held = lease?.given ? heldLease() : lease;
+    if (held) await call("/api/release", { lease: held.lease_id, reason: "undo" });
     const again = await call<Lease | null>("/api/lease", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
     if (again) open(again, last.draft);
     else { setTold("Taken back; somebody else has that task now."); await next(); }
@@ -415,12 +476,13 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   }
 
   // A node of the tree that was clicked: the next to work on where it is free, else its answer.
-  const openNode = ({ task_id: task, state }: TreeNode): Promise<void> => alone(async () => {
+  const openNode = ({ task_id: task, state }: TreeNode, premise?: string): Promise<void> => alone(async () => {
     if (!tree) return;
     const found = state === "waiting" ? await call<Lease | null>("/api/lease", { run: tree.run_id, task, request: fresh() }) : null;
     if (!found && practice) { practice.show(task); return; }
-    if (!found) { setReopening({ run: tree.run_id, task }); return; }
-    if (lease) await call("/api/release", { lease: lease.lease_id, reason: "another node" }).catch(() => undefined); // it is over in any case
+    if (!found) { setReopening({ run: tree.run_id, task, premise }); return; }
+    const held = lease?.given ? heldLease() : lease;
+    if (held) await call("/api/release", { lease: held.lease_id, reason: "another node" }).catch(() => undefined); // it is over in any case
     opened.current = Date.now();
     open(found);
   });
@@ -439,6 +501,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
 
   const skip = (): Promise<void> => alone(async () => {
     if (practice && !lease) { practice.leave(); return; }
+    if (lease?.given) { await leaveGiven(); return; }
     if (lease) {
       await call("/api/release", { lease: lease.lease_id, reason: "skipped" }).catch((error: Error) => setTold(error.message)); // it is over in any case
       letGo(lease.lease_id);
@@ -454,7 +517,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!event.repeat) submit(); return; }
       if (typed.current !== null && event.key.length === 1) { event.preventDefault(); typed.current += event.key; return; }
       const typing = event.target instanceof HTMLElement && event.target.matches("input:not([type=checkbox]), textarea, select");
-      if (event.key === "Escape") { typed.current = null; setSearching(false); setGuideline(false); setReopening(null); setEmpty(false); (event.target as HTMLElement).blur?.(); return; }
+      if (event.key === "Escape") { typed.current = null; setSearching(false); setGuideline(false); setEmpty(false); if (reopening) closeAnswers(); (event.target as HTMLElement).blur?.(); return; }
       const heldDown = event.repeat && !event.key.startsWith("Arrow");
       if (event.key.length === 1 && !letters) return;
       if (typing || heldDown || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -462,7 +525,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       const said = (word: Word) => (): void => judge((id) => say(id, word));
       const marked = (remark: Remark) => (): void => judge((id) => mark(id, remark));
       const does: Record<string, () => unknown> = {
-        ArrowDown: () => step(1), ArrowUp: () => step(-1), a: said("explains"), l: said("leaf"), r: said("refuses"), x: said("abstains"), i: marked("irrelevant"), b: marked("bad_fact"), s: () => { line(); frame(focus); },
+        ArrowDown: () => step(1), ArrowUp: () => step(-1), a: said("explains"), l: said("leaf"), r: said("refuses"), x: said("abstains"), i: marked("irrelevant"), b: marked("bad_fact"), s: () => { line(focus); frame(focus); },
         "/": () => { if (lease) { typed.current = searching ? null : ""; setSearching(true); } }, n: () => document.getElementById("note")?.focus(), e: () => alone(rerank), u: undo, o: reopen, g: goOn, k: skip, "?": guideline ? () => setGuideline(false) : help,
       };
       const page = Math.floor(focus / 9) * 9;
@@ -475,48 +538,33 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
   });
 
   const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease?.run_id)) ?? queues[0];
+  const drawn = lease ? tree?.nodes.find((one) => (lease.node_id ? one.node_id === lease.node_id : one.task_id !== "" && one.task_id === lease.task.task_id)) : undefined;
+  const current = lease ? lease.node_id || (drawn?.node_id ?? `${lease.task.path.length}`) : "";
   const growing = lease && draft ? [
     ...lease.task.candidates.filter((one) => accepts(draft, one.premise_id)).map((one) => ({ text: one.text, leaf: draft.verdicts[one.premise_id] === "leaf" })),
     ...Object.values(draft.additions),
     ...draft.intermediates.map((text) => ({ text, leaf: false })),
-  ] : [];
-  const after = last && !practice && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />;
+  ].filter(({ text }) => !drawn?.accepted.some((one) => one.text === text)) : [];
+  const otherwise = useMemo(() => (lease?.given ? decidedOtherwise(lease.given, lease.given.answer) : {}), [lease]);
+  const after = done ? <p class="last" role="status">{done}</p> : last && !practice && <After last={last} now={now} busy={busy} undo={undo} goOn={goOn} />;
   const message = told && <p class="problem" role="alert">{told} <button type="button" class="plain" onClick={() => setTold("")}>Dismiss</button></p>;
   return (
     <div class="annotate">
-      <aside class="side">
-        <h2>Tree</h2>
-        {tree?.question && <p class="behind"><span class="quiet">Question</span> {tree.question}{tree.answer && <><br /><span class="quiet">Answer</span> {tree.answer}</>}</p>}
-        {!whole && <TreeView tree={tree} current={lease ? lease.node_id || `${lease.task.path.length}` : ""} growing={growing} open={openNode} />}
-        {!practice && tree?.hypothesis_id && tree.nodes.some((node) => node.state === "settled" && node.accepted.length > 0) && <p class="quiet"><a href={`${treePath(tree.run_id, tree.hypothesis_id).replace("/tree?", "/tree.svg?")}`} target="_blank" rel="noreferrer">The tree as a picture</a></p>}
-        {queues.length > 1 && <label>Tasks of <select value={from} onChange={(event) => chooseQueue(event.currentTarget.value)}><option value="">any queue</option>{queues.map((one) => <option key={one.name} value={one.name}>{one.name}, {one.total.free} free</option>)}</select></label>}
-        <label class="check"><input type="checkbox" checked={stay} onChange={(event) => setStay(event.currentTarget.checked)} /> stay in this tree</label>
-        <label class="check"><input type="checkbox" checked={showScores} onChange={(event) => setShowScores(event.currentTarget.checked)} /> scores</label>
-        <p><button type="button" onClick={reopen}>{practice ? "What the gold tree says" : "Reopen an answer"} <kbd>o</kbd></button></p>
-        {queue && !practice && <label class="quiet">{queue.name}: {queue.total.settled} of {queue.total.tasks} nodes done <progress max={Math.max(1, queue.total.tasks)} value={queue.total.settled} /></label>}
-        {queue && !practice && <p class="quiet">{queue.total.free} free for you, {queue.total.mine} answered by you ({queue.total.mine_hour} in the last hour)</p>}
-      </aside>
+      <Side tree={tree} whole={whole} current={current} growing={growing} queues={queues} queue={queue} from={from} stay={stay} showScores={showScores} practises={practice !== undefined}
+        open={openNode} chooseQueue={chooseQueue} setStay={setStay} setShowScores={setShowScores} reopen={reopen} />
       <section class="work" aria-label="Task">
         {queue && !practice && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button> {!practice && <a href="/?practice">Practise on a tree whose answer is known</a>} <span>A number accepts its sentence. A click on a sentence frames it, and what stands below is said of that one.</span></p>}
-        {reopening !== null && <Reopen at={reopening.run} task={reopening.task} all={role !== "annotator"} close={() => setReopening(null)} />}
+        {reopening !== null && <Reopen at={reopening.run} task={reopening.task} all={role !== "annotator"} open={openGiven} close={closeAnswers} />}
         {guideline && <Guideline text={queue?.guideline ?? ""} newer={newer !== ""} letters={letters} setLetters={(on) => { setLettersOn(on); setLetters(on); }} close={() => setGuideline(false)} />}
         {!lease || !draft ? whole && tree ? <>{after}{message}<Whole tree={tree} busy={busy} open={openNode} next={skip} /></> : <>{after}{message}<p class="idle" role="status">{grows ? <>This tree grows as soon as your answer is final. <button type="button" onClick={skip}>Another tree meanwhile <kbd>k</kbd></button></> : "Nothing waits for you at the moment. New tasks appear here by themselves."}</p></> : <>
+          {lease.given && <p class="last changing">You are changing {lease.given.answer.annotator === me ? "your" : `${lease.given.answer.annotator}'s`} answer of {moment(lease.given.answer.at)}. It stands until you save the change.</p>}
           {lease.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{lease.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
           <h1 ref={top} tabIndex={-1}><span class="ask">Which of these explain</span> {lease.task.query}</h1>
           {lease.task.accepted.length > 0 && <ul class="already" aria-label="Accepted before">{lease.task.accepted.map((one) => <li key={one.premise_id}>{one.text}</li>)}</ul>}
           <div inert={busy}>
-            <ul class="added" aria-label="Added">
-              {Object.entries(draft.additions).map(([id, one]) => (
-                <li key={id}>Added: {one.text}
-                  <label class="check"><input type="checkbox" checked={one.leaf} onChange={(event) => change({ additions: { ...draft.additions, [id]: { ...one, leaf: event.currentTarget.checked } } })} /> leaf</label>
-                  <button type="button" class="plain" onClick={() => add({ id, text: one.text, score: 0 })}>Remove</button>
-                </li>
-              ))}
-              {draft.intermediates.map((text) => <li key={`i${text}`}>Intermediate conclusion: {text} <button type="button" class="plain" onClick={() => change({ intermediates: draft.intermediates.filter((one) => one !== text) })}>Remove</button></li>)}
-              {draft.written.map((text, n) => <li key={n}>Kept as a suggestion: {text} <button type="button" class="plain" onClick={() => change({ written: draft.written.filter((_, at) => at !== n) })}>Remove</button></li>)}
-            </ul>
-            <Candidates key={lease.lease_id} lease={lease} draft={draft} folds={folds} focus={focus} keyed={keyed} moved={moved} showScores={showScores} several={several} maxGrade={queue?.max_grade ?? 0} grade={grade} setWay={(id, way) => change({ ways: { ...draft.ways, [id]: way } })} tick={(index) => { setFocus(index); say(folds[index]!.head.premise_id, "explains"); }} look={setFocus} />
+            <Added draft={draft} before={lease.given ? draftOfAnswer(lease) : null} several={several} maxGrade={queue?.max_grade ?? 0} otherwise={otherwise} change={change} grade={grade} setWay={setWay} />
+            <Candidates key={lease.lease_id} lease={lease} draft={draft} folds={folds} focus={focus} keyed={keyed} moved={moved} showScores={showScores} several={several} maxGrade={queue?.max_grade ?? 0} otherwise={otherwise} grade={grade} setWay={setWay} tick={(index) => { setFocus(index); say(folds[index]!.head.premise_id, "explains"); }} look={setFocus} line={line} />
             <div class="node">
               <label>This node is
                 <select value={draft.nodeVerdict} onChange={(event) => change({ nodeVerdict: event.currentTarget.value as NodeVerdict })}>
@@ -529,7 +577,7 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
               <label class="grow">Note <input id="note" value={draft.note} maxLength={1024} onInput={(event) => change({ note: event.currentTarget.value })} /></label>
             </div>
           </div>
-          <Bar draft={draft} folds={folds} focus={focus} busy={busy} over={ends <= now} asking={empty} cleared={cleared !== null} told={<>{after}{newer && <p class="last" role="status">A newer encoder was published. <button type="button" disabled={busy} onClick={() => alone(rerank)}>Re-rank with the new encoder <kbd>e</kbd></button></p>}{message}</>}
+          <Bar draft={draft} folds={folds} focus={focus} busy={busy} over={ends <= now} asking={empty} cleared={cleared !== null} given={lease.given !== undefined} told={<>{after}{newer && <p class="last" role="status">A newer encoder was published. <button type="button" disabled={busy} onClick={() => alone(rerank)}>Re-rank with the new encoder <kbd>e</kbd></button></p>}{message}</>}
             search={searching && <Search key={lease.lease_id} typed={typed} lease={lease} draft={draft} add={add} write={write} close={() => setSearching(false)} />}
             judge={(word) => judge((id) => say(id, word))} mark={(remark) => judge((id) => mark(id, remark))} submit={submit} send={(why) => void send(why)} back={() => setEmpty(false)}
             find={() => setSearching(true)} skip={skip} clear={clear} help={help} />
@@ -537,23 +585,4 @@ export function Annotate({ queues, reloadQueues, role, practice }: Props) {
       </section>
     </div>
   );
-}
-
-const treePath = (run: string, hypothesis: string): string => `/api/runs/${encodeURIComponent(run)}/tree?hypothesis=${encodeURIComponent(hypothesis)}`;
-
-function heldLease(): Lease | null {
-  const stored = localStorage.getItem(heldKey());
-  return stored ? (JSON.parse(stored) as Lease) : null;
-}
-
-// A task that no tree asks: its path is all there is to draw.
-function pathTree(lease: Lease): Tree {
-  const texts = [...lease.task.path, lease.task.query];
-  const nodes = texts.map((text, depth) => ({
-    node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
-    ...(depth === texts.length - 1 ? { state: "waiting" as const, holders: ["you"] } : { state: "settled" as const, holders: [] }),
-    answered: 0, overlap: 1, answers: [], author: "",
-    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, judgement: "explains", leaf: false, grade: null, annotator: "", remark: "" }] : [],
-  }));
-  return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };
 }

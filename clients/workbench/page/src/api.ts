@@ -17,6 +17,7 @@ export interface Again { model_version: string; task_ids: string[] }
 export interface Lease {
   lease_id: string; run_id: string; task: Task; expires_at: string; remaining: number; hypothesis_id: string; node_id: string;
   same_keys: string[];
+  given?: JudgedTask & { answer: Answer }; // an answer that is being changed: nobody holds this lease, it stands for the answer
 }
 export type NodeState = "waiting" | "decided" | "conflict" | "settled" | "pending" | "failed";
 export interface TreeNode {
@@ -43,10 +44,10 @@ export interface Change {
 export interface Hour { at: string; answers: number }
 export interface History { latest: Change[]; answers: Hour[] } // answers by hour, the first first
 export interface Answer {
-  answer_id: string; annotator: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
-  intermediates: string[]; inference: string; node_verdict: string;
+  answer_id: string; annotator: string; at: string; verdicts: Verdict[]; note: string; additions: Verdict[]; written: string[];
+  intermediates: string[]; alternatives: { premise_ids: string[] }[]; inference: string; node_verdict: string;
 }
-export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; decision: Answer; question: string; question_answer: string }
+export interface JudgedTask { task: Task; state: string; answers: Answer[]; conflicts: string[]; decision: Answer; question: string; question_answer: string; hypothesis_id: string }
 export interface Dispute { run_id: string; judged: JudgedTask }
 export interface Hit { id: string; text: string; score: number }
 export interface Agreement {

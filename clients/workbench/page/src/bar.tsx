@@ -19,12 +19,12 @@ const REMARKS: { remark: Remark; label: string; key: string; means: string }[] =
 ];
 
 interface Props {
-  draft: Draft; folds: Fold[]; focus: number; busy: boolean; over: boolean; asking: boolean; cleared: boolean; search: preact.ComponentChildren; told: preact.ComponentChildren;
+  draft: Draft; folds: Fold[]; focus: number; busy: boolean; over: boolean; asking: boolean; cleared: boolean; given: boolean; search: preact.ComponentChildren; told: preact.ComponentChildren;
   judge: (word: Word) => void; mark: (remark: Remark) => void; submit: () => void; send: (why: NodeVerdict) => void; back: () => void;
   find: () => void; skip: () => void; clear: () => void; help: () => void;
 }
 
-export function Bar({ draft, folds, focus, busy, over, asking, cleared, search, told, judge, mark, submit, send, back, find, skip, clear, help }: Props) {
+export function Bar({ draft, folds, focus, busy, over, asking, cleared, given, search, told, judge, mark, submit, send, back, find, skip, clear, help }: Props) {
   const id = folds[focus]?.head.premise_id ?? "";
   const left = unseen(draft, folds);
   return (
@@ -42,13 +42,13 @@ export function Bar({ draft, folds, focus, busy, over, asking, cleared, search, 
         ))}
       </div>
       <div class="actions">
-        <button type="button" class="primary" disabled={busy} onClick={submit}>{busy ? "Sending…" : "Submit"} <kbd>Ctrl ↵</kbd></button>
+        <button type="button" class="primary" disabled={busy} onClick={submit}>{busy ? "Sending…" : given ? "Save the change" : "Submit"} <kbd>Ctrl ↵</kbd></button>
         <span class="quiet" title="What was not whole in sight for a second is sent as unseen: nothing is learnt from it">{left === 0 ? "all seen" : `${left} of ${folds.length} not seen`}</span>
         <button type="button" onClick={find} title="Search the corpus for what these candidates lack">Search <kbd>/</kbd></button>
-        <button type="button" disabled={busy} onClick={skip} title="Give this task back and take another one">Skip <kbd>k</kbd></button>
-        <button type="button" class="plain" disabled={busy} onClick={clear} title="Takes back all that you have said of this task">{cleared ? "Bring back" : "Clear"}</button>
+        <button type="button" disabled={busy} onClick={skip} title={given ? "The answer stands as it is; what you have changed is kept in this browser" : "Give this task back and take another one"}>{given ? "Leave it" : "Skip"} <kbd>k</kbd></button>
+        <button type="button" class="plain" disabled={busy} onClick={clear} title={given ? "The answer as it was given" : "Takes back all that you have said of this task"}>{cleared ? "Bring back" : "Clear"}</button>
         <button type="button" class="plain" onClick={help}>Guideline and keys <kbd>?</kbd></button>
-        {over && <span class="left">the lease is over; submit anyway</span>}
+        {over && !given && <span class="left">the lease is over; submit anyway</span>}
       </div>
     </footer>
   );

@@ -22,7 +22,8 @@ export interface Draft {
 const KEPT = 50; // drafts
 const DRAFTS = "aeenc.draft.";
 let owner = "";
-const name = (taskId: string): string => `${DRAFTS}${owner}.${taskId}`;
+const name = (id: string): string => `${DRAFTS}${owner}.${id}`;
+const draftId = (lease: Lease): string => (lease.given ? lease.lease_id : lease.task.task_id);
 export const heldKey = (): string => `aeenc.lease.${owner}`;
 export const metKey = (): string => `aeenc.met.${owner}`;
 export const queueKey = (): string => `aeenc.queue.${owner}`;
@@ -54,24 +55,31 @@ export function carried(draft: Draft, lease: Lease): Draft {
   return { ...draft, verdicts, additions, seenUpto: emptyDraft(lease).seenUpto };
 }
 
-export function loadDraft(lease: Lease): Draft {
+// The draft of a task, or how it begins.
+export function loadDraft(lease: Lease, begins = emptyDraft(lease)): Draft {
   try {
-    const stored = localStorage.getItem(name(lease.task.task_id));
-    if (stored) return { ...emptyDraft(lease), ...(JSON.parse(stored) as Partial<Draft>) };
+    const stored = localStorage.getItem(name(draftId(lease)));
+    if (stored) return { ...begins, ...(JSON.parse(stored) as Partial<Draft>) };
   } catch { /* a damaged draft is none */ }
-  return emptyDraft(lease);
+  return begins;
 }
 
 export function saveDraft(lease: Lease, draft: Draft): void {
   try {
-    localStorage.setItem(name(lease.task.task_id), JSON.stringify(draft));
-    const drafts = Object.keys(localStorage).filter((key) => key.startsWith(DRAFTS) && key !== name(lease.task.task_id));
+    localStorage.setItem(name(draftId(lease)), JSON.stringify(draft));
+    const drafts = Object.keys(localStorage).filter((key) => key.startsWith(DRAFTS) && key !== name(draftId(lease)));
     for (const key of drafts.slice(0, Math.max(0, drafts.length - KEPT))) localStorage.removeItem(key);
   } catch { /* without storage, a draft lasts as long as the page */ }
 }
 
-export function dropDraft(taskId: string): void {
-  localStorage.removeItem(name(taskId));
+export function dropDraft(lease: Lease): void {
+  localStorage.removeItem(name(draftId(lease)));
+}
+
+// The task that this browser holds.
+export function heldLease(): Lease | null {
+  const stored = localStorage.getItem(heldKey());
+  return stored ? (JSON.parse(stored) as Lease) : null;
 }
 
 export interface Fold { head: Candidate; others: Candidate[] }

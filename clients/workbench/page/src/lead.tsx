@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { call, follow, fresh, lettersOn, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type History, type Queue, type QueuedRun, type Answer, type Word } from "./api";
 import { Progress } from "./progress";
-import { runName, SAID, SAYS } from "./words";
+import { nodeLink, runName, SAID, SAYS } from "./words";
 
 const COLUMNS: [keyof Counts, string][] = [
   ["tasks", "Tasks"], ["waiting", "Wait"], ["leased", "In work"], ["decided", "Decided"], ["conflicts", "Disputed"], ["settled", "Done"], ["answers_hour", "Answers an hour"],
@@ -174,7 +174,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
         {agreed && <Figures agreed={agreed} />}
         {agreed && agreed.controls.length > 0 && <Controls controls={agreed.controls} />}
         <h2>What was done</h2>
-        {history && <Trail changes={history.latest} />}
+        {history && <Trail run={run} changes={history.latest} />}
       </>}
     </div>
   );
@@ -214,7 +214,7 @@ function Conflict({ dispute, run, verdicts, stands, say, decide, leave }: Confli
     <section class="panel conflict" aria-label={`Disputed: ${task.task.query}`}>
       <p class="quiet">{run}{task.question && <> · Question: {task.question}{task.question_answer && <> Answer: {task.question_answer}</>}</>}</p>
       {task.task.path.length > 0 && <ol class="path" aria-label="Path from the hypothesis">{task.task.path.map((text, n) => <li key={n}>{text}</li>)}</ol>}
-      <h2>{task.task.query}</h2>
+      <h2><a href={nodeLink(dispute.run_id, task.task.task_id)} title="The answers, each with its tree">{task.task.query}</a></h2>
       {agreed.length > 0 && <p><span class="quiet">Accepted by agreement:</span> {agreed.map((id) => texts.get(id)).join("; ")}</p>}
       {task.answers.map((one) => (one.inference || one.note) && <p key={one.answer_id}><span class="quiet">{one.annotator}:</span> {one.inference && `because ${one.inference}`} {one.note && <small>{one.note}</small>}</p>)}
       <div class="tables" tabIndex={0} role="region" aria-label="Candidates"><table>
@@ -279,7 +279,7 @@ function Controls({ controls }: { controls: Control[] }) {
       <tbody>{controls.map((one) => (
         <tr key={one.query}>
           <td>{one.query}</td><td class="figure">{one.answers}</td><td class="figure">{one.correct} of {one.verdicts}</td>
-          <td>{one.mistakes.map((wrong) => <div key={wrong.right.text}>{wrong.right.text} <small>{wrong.right.judgement.replaceAll("_", " ")}; otherwise said: {wrong.people}</small></div>)}</td>
+          <td>{one.mistakes.map((wrong) => <div key={wrong.right.text}>{wrong.right.text} <small>{wrong.right.leaf ? SAID["leaf"] : SAID[wrong.right.judgement] ?? wrong.right.judgement}; otherwise said: {wrong.people}</small></div>)}</td>
         </tr>
       ))}</tbody>
     </table></div>
@@ -287,7 +287,7 @@ function Controls({ controls }: { controls: Control[] }) {
 }
 
 // The audit trail, the latest first.
-function Trail({ changes }: { changes: Change[] }) {
+function Trail({ run, changes }: { run: string; changes: Change[] }) {
   if (changes.length === 0) return <p class="quiet">Nothing yet.</p>;
   return (
     <div class="scrolled" tabIndex={0} role="region" aria-label="Changes, the latest first">
@@ -295,7 +295,7 @@ function Trail({ changes }: { changes: Change[] }) {
         <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Sentence</th><th scope="col">Said</th></tr></thead>
         <tbody>{changes.map((one) => (
           <tr key={one.seq}>
-            <td><time dateTime={one.at}>{new Date(one.at).toLocaleString()}</time></td><td>{one.person}</td><td>{DONE[one.kind] ?? one.kind}</td><td title={one.task_id}>{one.query}</td>
+            <td><time dateTime={one.at}>{new Date(one.at).toLocaleString()}</time></td><td>{one.person}</td><td>{DONE[one.kind] ?? one.kind}</td><td title={one.task_id}><a href={nodeLink(run, one.task_id)}>{one.query}</a></td>
             <td title={one.model_version}>{one.reason || one.answer?.note || (one.model_version && "by a newer encoder") || (one.overlap ? `overlap ${one.overlap}` : "")}</td>
           </tr>
         ))}</tbody>

@@ -53,7 +53,8 @@ function App() {
   if (refused) return <main class="wide"><h1>AE-Enc workbench</h1>{left ? <p role="status">You are signed out. What you have ticked is kept in this browser. To come back, {provider ? "sign in." : "ask your lead for a new link."}</p> : <p role="alert">{refused}</p>}{provider && <p><a href="/oidc/sign-in">Sign in</a></p>}</main>;
   if (!person) return <main class="wide"><p role="status">…</p></main>;
   const views = VIEWS.filter(([, , role]) => ROLES.indexOf(person.role) >= ROLES.indexOf(role));
-  const shown = practises() ? "practice" : view === "" || views.some(([name]) => name === view) ? view : "annotate";
+  const [place, run, task] = view.split("/").map(decodeURIComponent);
+  const shown = practises() ? "practice" : view === "" || views.some(([name]) => name === place) ? place : "annotate";
   const disputes = disputed(queues, runs);
   return <>
     <header>
@@ -67,8 +68,8 @@ function App() {
       {shown === "people" && <People me={person} />}
       {shown === "training" && <Training />}
       {shown === "playground" && <Playground />}
-      {shown === "practice" && <Practice queues={queues} />}
-      {shown === "annotate" && <Annotate role={person.role} queues={queues} reloadQueues={reloadQueues} />}
+      {shown === "practice" && <Practice me={person} queues={queues} />}
+      {shown === "annotate" && <Annotate at={run && task ? { run, task } : null} me={person} queues={queues} reloadQueues={reloadQueues} />}
     </main>
   </>;
 }

@@ -39,7 +39,7 @@ export function Playground() {
       {told && <p class="problem" role="alert">{told}</p>}
       <form onSubmit={retrieve}>
         <label>Corpus <select value={corpus} onChange={(event) => setCorpus(event.currentTarget.value)}>{corpora.map((name) => <option key={name} value={name}>{name}</option>)}</select></label>
-        <label class="grow">Hypothesis <input value={text} required onInput={(event) => setText(event.currentTarget.value)} /></label>
+        <label class="grow">Hypothesis <input value={text} required maxLength={1024} placeholder="a sentence to explain, such as: ice floats on water" onInput={(event) => setText(event.currentTarget.value)} /></label>
         <button type="submit" class="primary">Retrieve</button>
       </form>
       <div class="beside">
@@ -52,7 +52,7 @@ export function Playground() {
               <label>Label <input value={way.label} onInput={(event) => change(n, { label: event.currentTarget.value })} /></label>
               {one?.problem && <p class="problem" role="alert">{one.problem}</p>}
               {one && !one.problem && <p class="quiet" title={one.version}>{one.ms.toFixed(0)} ms{one.version && `, ${one.label || "stable"}`}</p>}
-              <ol class="hits">{one?.hits.map((hit) => <li key={hit.id} class={others.has(hit.id) ? "" : "alone"}><Marked text={hit.text} query={text} /> <span class="score">{hit.score.toFixed(3)}</span>{others.size > 0 && !others.has(hit.id) && <span class="chip">only here</span>}</li>)}</ol>
+              <ol class="hits">{one?.hits.map((hit) => <li key={hit.id} class={others.has(hit.id) ? "" : "alone"}><Marked text={hit.text} query={text} /> <span class="score">{hit.score.toFixed(3)}</span>{others.size > 0 && !others.has(hit.id) && <span class="chip" title="Not among what the other side finds">only here</span>}</li>)}</ol>
             </section>
           );
         })}

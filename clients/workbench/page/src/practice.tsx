@@ -2,7 +2,7 @@
 // After each node stands what the gold tree says. A page load of its own (`/?practice`) keeps it apart from real tasks.
 import { useEffect, useState } from "preact/hooks";
 import { Annotate } from "./annotate";
-import { answerHere, type Lease, type Queue, type Tree, type TreeNode } from "./api";
+import { answerHere, type Lease, type Person, type Queue, type Tree, type TreeNode } from "./api";
 import { dropDraft, heldKey, lastKey } from "./draft";
 import { Sheet } from "./guideline";
 import GOLD from "./practice.json";
@@ -26,7 +26,7 @@ export const practises = (): boolean => location.search === "?practice";
 export function practise(): void {
   localStorage.removeItem(heldKey());
   localStorage.removeItem(lastKey());
-  NODES.forEach(({ text }) => dropDraft(text));
+  NODES.forEach((one) => dropDraft(leaseOf(one)!));
   answerHere(answer);
 }
 
@@ -71,12 +71,12 @@ function found(text: string, exclude: string[]): { id: string; text: string; sco
 
 let tell: (node: string) => void = () => undefined;
 
-export function Practice({ queues }: { queues: Queue[] }) {
+export function Practice({ me, queues }: { me: Person; queues: Queue[] }) {
   const [shown, show] = useState<Gold | null>(null);
   useEffect(() => { tell = (node) => show(NODES.find(({ text }) => text === node && said.has(text)) ?? null); }, []);
   return <>
     <p class="last" role="status">Practice: a tree of {NODES.length} nodes whose answer is known. Nothing that you do here is recorded.</p>
-    <Annotate role="annotator" queues={queues.slice(0, 1)} reloadQueues={() => undefined} practice={{ show: (node) => tell(node || [...said.keys()].at(-1) || ""), leave: () => location.assign("/") }} />
+    <Annotate at={null} me={{ ...me, role: "annotator" }} queues={queues.slice(0, 1)} reloadQueues={() => undefined} practice={{ show: (node) => tell(node || [...said.keys()].at(-1) || ""), leave: () => location.assign("/") }} />
     {shown && <GoldSays node={shown} said={said.get(shown.text)!} close={() => show(null)} />}
   </>;
 }

@@ -4,13 +4,18 @@ import { call, useLatest, type Hit, type Lease } from "./api";
 import { acceptedIn, type Draft } from "./draft";
 import { Marked } from "./marked";
 
-const MODES = ["hybrid", "dense", "lexical"] as const;
+const MODES = [
+  ["hybrid", "words and meaning", "Both ways, joined: for most searches"],
+  ["dense", "meaning", "By the encoder: what says it in other words"],
+  ["lexical", "words", "By the words that you type: names, numbers, rare words"],
+] as const;
+type Mode = (typeof MODES)[number][0];
 
 interface Props { typed: { current: string | null }; lease: Lease; draft: Draft; add: (hit: Hit) => void; write: (text: string, intermediate: boolean) => void; close: () => void }
 
 export function Search({ typed, lease, draft, add, write, close }: Props) {
   const [text, setText] = useState(lease.task.query);
-  const [mode, setMode] = useState<(typeof MODES)[number]>("hybrid");
+  const [mode, setMode] = useState<Mode>("hybrid");
   const [conditioned, setConditioned] = useState(true);
   const [hits, setHits] = useState<Hit[] | null>(null);
   const [problem, setProblem] = useState("");
@@ -55,11 +60,11 @@ export function Search({ typed, lease, draft, add, write, close }: Props) {
           <input ref={input} value={text} maxLength={1024} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={(event) => event.key === "Escape" && close()} />
         </label>
         <label>by
-          <select value={mode} onChange={(event) => setMode(event.currentTarget.value as (typeof MODES)[number])}>
-            {MODES.map((one) => <option key={one} value={one}>{one}</option>)}
+          <select value={mode} onChange={(event) => setMode(event.currentTarget.value as Mode)} title={MODES.find(([one]) => one === mode)![2]}>
+            {MODES.map(([one, name, means]) => <option key={one} value={one} title={means}>{name}</option>)}
           </select>
         </label>
-        <label class="check"><input type="checkbox" checked={conditioned} onChange={(event) => setConditioned(event.currentTarget.checked)} /> for what is still unexplained</label>
+        <label class="check" title="Looks for what you have not accepted yet; off: for your words alone"><input type="checkbox" checked={conditioned} onChange={(event) => setConditioned(event.currentTarget.checked)} /> for what is still unexplained</label>
         <button type="submit">Search</button>
         <button type="button" onClick={() => keep(false)} title="The corpus lacks it: keep it as a suggestion">Write as a fact</button>
         <button type="button" onClick={() => keep(true)} title="It follows from other facts: it becomes a node of the tree, for which facts are retrieved">Write as an intermediate conclusion</button>

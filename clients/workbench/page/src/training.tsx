@@ -64,7 +64,7 @@ export function Training() {
             {known.runs.length === 0 && <span class="quiet">There is no run yet. Start one: aeenc sample CORPUS --oracle QUEUE</span>}
             {known.runs.map((run) => (
               <label class="check" key={run.id}>
-                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <span title={run.id}>{runName(run)}</span> <span class="quiet">{run.corpus}, {run.state}: {run.positives} positives, {run.refused} refused</span>
+                <input type="checkbox" checked={chosen.includes(run.id)} disabled={corpus !== undefined && run.corpus !== corpus} onChange={() => toggle(run.id)} /> <span title={run.id}>{runName(run)}</span> <span class="quiet">{run.corpus}, {run.state}: {run.positives} accepted, {run.refused} refused</span>
               </label>
             ))}
           </fieldset>
@@ -113,13 +113,13 @@ function OneJob({ started, known, busy, load, doing, publish }: OneJobProps) {
 
   return (
     <section class="panel" aria-label="Job">
-      <p><span title={job.id}>{new Date(job.created_at).toLocaleString()}</span> <span class="state">{job.state}</span> {!ENDED.includes(job.state) && progress.phase} epoch {progress.epochs_done} of {progress.epochs}; {progress.positives} positives, {progress.negatives} refused. {job.error}</p>
+      <p><span title={job.id}>{new Date(job.created_at).toLocaleString()}</span> <span class="state">{job.state}</span> {!ENDED.includes(job.state) && progress.phase} epoch {progress.epochs_done} of {progress.epochs}; {progress.positives} accepted, {progress.negatives} refused. {job.error}</p>
       <Curve points={points} steps={progress.steps} />
       <div class="actions">
         {!ENDED.includes(job.state) && <button type="button" disabled={busy} onClick={() => doing(async () => { await call("/api/cancel", { job: job.id, request: fresh() }); return "The job is cancelled."; })}>Cancel</button>}
         {version in versions && gold > 0 && <button type="button" disabled={busy} onClick={measure}>Measure on dev</button>}
         {version in versions && job.state === "succeeded" && label?.versions[0] !== version && <button type="button" class="primary" disabled={busy} onClick={() => publish(label, version)}>Publish as {LABEL}</button>}
-        {version && gold === 0 && <span class="quiet">To measure on gold trees, start the workbench with --gold FOLDER.</span>}
+        {version && gold === 0 && <span class="quiet">There are no gold trees to measure it on: whoever runs the workbench gives them (--gold FOLDER).</span>}
       </div>
       {measured.length > 0 && (
         <div class="tables" tabIndex={0} role="region" aria-label="Figures"><table>

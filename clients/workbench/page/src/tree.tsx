@@ -1,8 +1,8 @@
 // The tree that grows, drawn from each node to what explains it. What stands in it opens on a click.
-import type { Tree, TreeNode } from "./api";
+import type { Lease, Tree, TreeNode } from "./api";
 
 export interface Growing { text: string; leaf: boolean }
-interface Row { id: string; text: string; leaf: boolean; of: TreeNode; node?: TreeNode; growing?: boolean; children: Row[]; author?: string }
+interface Row { id: string; text: string; leaf: boolean; of: TreeNode; premise?: string; node?: TreeNode; growing?: boolean; children: Row[]; author?: string }
 
 const STATES: Record<string, string> = {
   pending: "being retrieved", waiting: "open", decided: "decided", conflict: "disputed", settled: "", failed: "unanswered",
@@ -23,7 +23,7 @@ function rowsOf(tree: Tree, current: string, growing: Growing[]): Row | undefine
       ...node.accepted.map((premise) => {
         const id = `${node.node_id}/${premise.premise_id || premise.text}`;
         const below = nodes.get(grown.get(id) ?? "");
-        return below ? build(below) : { id, text: premise.text, leaf: premise.leaf, of: node, author: premise.annotator, children: [] };
+        return below ? build(below) : { id, text: premise.text, leaf: premise.leaf, of: node, premise: premise.premise_id, author: premise.annotator, children: [] };
       }),
       ...(node.node_id === current ? growing.map((one) => ({ ...one, id: `+${one.text}`, of: node, growing: true, children: [] })) : []),
     ],
@@ -32,7 +32,8 @@ function rowsOf(tree: Tree, current: string, growing: Growing[]): Row | undefine
   return root ? build(root) : undefined;
 }
 
-interface Props { tree: Tree | null; current: string; growing: Growing[]; open: (node: TreeNode) => void }
+export type Open = (node: TreeNode, premiseId?: string) => void; // the answer that accepts a premise, or the node itself
+interface Props { tree: Tree | null; current: string; growing: Growing[]; open: Open }
 
 export function TreeView({ tree, current, growing, open }: Props) {
   const top = tree ? rowsOf(tree, current, growing) : undefined;
@@ -44,8 +45,8 @@ export function TreeView({ tree, current, growing, open }: Props) {
   );
 }
 
-function Branch({ row, depth, current, open }: { row: Row; depth: number; current: string; open: (node: TreeNode) => void }) {
-  const { node, of, text, leaf, growing, author } = row;
+function Branch({ row, depth, current, open }: { row: Row; depth: number; current: string; open: Open }) {
+  const { node, of, premise, text, leaf, growing, author } = row;
   const held = node?.state === "waiting" && node.holders.length > 0;
   const state = held ? "in work" : node ? STATES[node.state] ?? "" : leaf ? "leaf" : "";
   const here = node !== undefined && node.node_id === current;
@@ -54,7 +55,7 @@ function Branch({ row, depth, current, open }: { row: Row; depth: number; curren
   return (
     <li role="treeitem" aria-level={depth} aria-expanded={row.children.length > 0 ? true : undefined} aria-current={here ? "true" : undefined} aria-selected={here}>
       <div class={`row ${here ? "here" : ""} ${node?.state ?? "fact"} ${growing ? "growing" : ""}`}>
-        {opens ? <button type="button" class="text" title={title} onClick={() => open(of)}>{text}</button> : <span class="text">{text}</span>}
+        {opens ? <button type="button" class="text" title={title} onClick={() => open(of, premise)}>{text}</button> : <span class="text">{text}</span>}
         {state && <span class={`state ${node?.state ?? "leaf"}`}>{state}{node && node.overlap > 1 && node.state !== "settled" ? ` ${node.answered}/${node.overlap}` : ""}</span>}
         {author && <span class="author">written by {author}</span>}
         {node?.answers.map(({ inference }) => inference && <span class="inference" key={inference}>{inference}</span>)}
@@ -68,7 +69,7 @@ function Branch({ row, depth, current, open }: { row: Row; depth: number; curren
 export const isWhole = ({ nodes }: Tree): boolean => nodes.length > 1 && nodes.every(({ state }) => ["decided", "settled", "failed"].includes(state));
 
 // A finished tree: what explains what, and what it lacks.
-export function Whole({ tree, busy, open, next }: { tree: Tree; busy: boolean; open: (node: TreeNode) => void; next: () => void }) {
+export function Whole({ tree, busy, open, next }: { tree: Tree; busy: boolean; open: Open; next: () => void }) {
   const lacks = tree.nodes.flatMap((node) => {
     const says = node.accepted.length === 0 ? "nothing explains it" : node.answers.some((one) => one.node_verdict === "premise_missing") ? "a premise is missing" : "";
     return says ? [{ node, says }] : [];
@@ -84,4 +85,18 @@ export function Whole({ tree, busy, open, next }: { tree: Tree; busy: boolean; o
       <p><button type="button" class="primary" autoFocus disabled={busy} onClick={next}>Next tree <kbd>k</kbd></button></p>
     </section>
   );
+}
+
+export const treePath = (run: string, hypothesis: string): string => `/api/runs/${encodeURIComponent(run)}/tree?hypothesis=${encodeURIComponent(hypothesis)}`;
+
+// A task that no tree asks: its path is all there is to draw.
+export function pathTree(lease: Lease): Tree {
+  const texts = [...lease.task.path, lease.task.query];
+  const nodes = texts.map((text, depth) => ({
+    node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
+    ...(depth === texts.length - 1 ? { state: "waiting" as const, holders: ["you"] } : { state: "settled" as const, holders: [] }),
+    answered: 0, overlap: 1, answers: [], author: "",
+    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, judgement: "explains", leaf: false, grade: null, annotator: "", remark: "" }] : [],
+  }));
+  return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };
 }

@@ -7,11 +7,14 @@ export const SAID: Record<string, string> = {
   explains: "accepted", leaf: "leaf", refuses: "refused", does_not_explain: "refused", abstains: "abstained", abstain: "abstained", unseen: "not seen", irrelevant: "irrelevant", bad_fact: "bad fact",
 };
 
-const moment = (at: string): string => new Date(at).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+export const moment = (at: string): string => new Date(at).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
 // Versions as people call them; their ids are their titles.
 export const versionNames = (ids: string[], known: Versions): string =>
   ids.map((id) => { const one = known[id]; return one ? (one.pretrained ? "pre-trained" : `trained ${moment(one.created_at)}`) : id; }).join(" and ");
+
+// The answers to a node, in the view in which they were given.
+export const nodeLink = (run: string, task: string): string => `/#annotate/${encodeURIComponent(run)}/${encodeURIComponent(task)}`;
 
 // A run as people call it; its id is its title.
 export const runName = ({ queue, created_at, trees }: { queue: string; created_at: string; trees: number }): string =>
