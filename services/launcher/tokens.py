@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
+from aeenc.cli.main import Group
 from aeenc.cli.output import output_of, table
 from aeenc.errors import AlreadyExists, InvalidArgument, NotFound
 from services.kit.credentials.credential_file import (
@@ -141,7 +142,7 @@ def revoke(context: typer.Context, name: Name, file: File) -> None:
 
 def register(app: typer.Typer) -> None:
     """Named credentials: who may call the services."""
-    group = typer.Typer(help=register.__doc__, no_args_is_help=True)
+    group = typer.Typer(cls=Group, help=register.__doc__, no_args_is_help=True)
     for name, command in (("new", new), ("rotate", rotate), ("list", show), ("revoke", revoke)):
         group.command(name)(command)
     app.add_typer(group, name="token")

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from aeenc.cli.main import Group
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of
 from aeenc.errors import DataLoss, InvalidArgument, TooLarge, Unavailable
@@ -200,7 +201,7 @@ def command(
 
 def register(app: typer.Typer) -> None:
     """Brings trained models into a home."""
-    group = typer.Typer(help=register.__doc__, no_args_is_help=True)
+    group = typer.Typer(cls=Group, help=register.__doc__, no_args_is_help=True)
     group.callback()(lambda: None)
     group.command("pull")(command)
     app.add_typer(group, name="model")

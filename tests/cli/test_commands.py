@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -63,6 +64,16 @@ def test_the_list_of_commands_has_the_help_of_each_in_a_section_of_its_kind():
     assert [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
         *("Options:", "Start:", "Search:", "Learn:", "People:", "Operate:")
     ]
+
+
+def test_the_help_of_a_group_has_the_first_sentence_of_each_command_whole():
+    groups = {name: one.commands for name, one in get_command(app).commands.items() if hasattr(one, "commands")}
+    assert {"corpus", "data", "export"} <= set(groups)
+    for group, commands in groups.items():
+        shown = " ".join(CliRunner().invoke(app, [group, "--help"]).stdout.split())
+        for name, one in commands.items():
+            first = re.split(r"(?<=\.)\s", one.help.partition("\n\n")[0])[0]
+            assert f"{name} {' '.join(first.split())}" in shown
 
 
 @pytest.mark.parametrize("words", [[], ["corpus"], ["corpus", "build"], ["runs"], ["retrieve"]], ids=" ".join)

@@ -187,7 +187,11 @@ class Command(_Quick, TyperCommand):
 
 
 class Group(_Quick, TyperGroup):
-    """A group of commands."""
+    """A group of commands, whose help has the first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 -- click's
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(sys.maxsize)) for name, one in self.commands.items()])
 
 
 class Commands(Group):
