@@ -41,7 +41,7 @@ from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.research import HOME, Research, at_hand, research
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
-from services.index.values import VECTOR_FEATURES, SearchHits
+from services.index.values import FEATURES, VECTOR_FEATURES, WIDE_FEATURES, SearchHits
 from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, tree_level
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
@@ -168,8 +168,9 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
     held_out = held_out_queries(running, folds, texts, versions)
     weights = tune(OutOfFold(texts, premises, drawn(held_out, QUERIES, 0)).value, trials=TRIALS, seed=0)
     whole = OutOfFold(texts, premises, held_out)
-    learned = whole.learn(weights)
-    by_vectors = whole.learn(Weights(), VECTOR_FEATURES)
+    narrow = [name for name in FEATURES if name not in WIDE_FEATURES]
+    learned = whole.learn(weights, narrow)
+    by_vectors = whole.learn(Weights(), [name for name in VECTOR_FEATURES if name in narrow])
     trees = [tree for fold in folds for tree in fold.trees(HELD_OUT)]
 
     def quality(rankings: Iterable[SearchHits]) -> HeldOutQuality:

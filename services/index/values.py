@@ -97,8 +97,12 @@ FEATURES = (
     "words_given_others",  # the share of the best BM25 score for the query less what another premise says
     "left_by_others",  # the share of the query's words that it has and another premise does not, by their rarity
     "vectors_given_others",  # the cosine with the query less half of another premise's vector
+    "words_given_many",  # these three are those given others, where more premises count as given, and more alike
+    "left_by_many",
+    "vectors_given_many",
 )
-VECTOR_FEATURES = ("first", "rank", "vectors_given_others")  # those that need no words: mode DENSE has them too
+VECTOR_FEATURES = ("first", "rank", "vectors_given_others", "vectors_given_many")  # they need no words: DENSE has them
+WIDE_FEATURES = FEATURES[-3:]  # with one of them, more of the first premises are ordered
 _refuse = errors.InvalidArgument.field
 
 

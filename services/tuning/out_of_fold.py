@@ -121,7 +121,7 @@ class OutOfFold:
             ranked = alone.finished(_ranked(_with(call, weights, names)))
             gold = self._folds[fold].gold[len(examples) :]
             for row, hits in enumerate(ranked):
-                features = call.features(row, hits)
+                features = call.features(row, hits, names)
                 examples.append((features, np.isin(hits.ordinals[: len(features)], gold[row])))
         return examples
 
@@ -172,7 +172,7 @@ def fit(examples: Sequence[Example], names: Sequence[str] = FEATURES) -> dict[st
     """
     if not any(gold.any() for _, gold in examples):
         raise InvalidArgument(f"none of {len(examples)} queries has a gold premise among its first; name other queries")
-    least = min(len(gold) for _, gold in examples)  # in corpora of fewer premises than DEPTH
+    least = min(len(gold) for _, gold in examples)  # in corpora of fewer premises than are ordered
     rows = np.stack([features[:least] for features, _ in examples])[..., [FEATURES.index(name) for name in names]]
     wanted = np.stack([gold[:least] for _, gold in examples]).astype(np.float64)
     rows, wanted = rows[wanted.any(axis=1)], wanted[wanted.any(axis=1)]

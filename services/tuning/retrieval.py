@@ -30,7 +30,7 @@ from aeenc.calls.encoding import Precision
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.ranking.fusion import Prior
-from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, SearchHits
+from services.index.values import FEATURES, VECTOR_FEATURES, WIDE_FEATURES, Explanation, SearchHits
 from services.store.registry_rows import CROSS_ENCODERS
 from services.tuning.out_of_fold import RERANKED, HeldOut, LearnedOrder, OutOfFold, Weights, drawn, reranked
 from services.tuning.words import check_installed, searched
@@ -199,7 +199,10 @@ def ways_of(measured: OutOfFold, mode: TunedMode, weights: Weights, learned: Lea
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of a tuning. `recipe` trains the encoder of each fold; 0 `cross_epochs` trains no cross-encoder."""
+    """The options of a tuning. `recipe` trains the encoder of each fold; 0 `cross_epochs` trains no cross-encoder.
+
+    `wide` has features given many, too.
+    """
 
     mode: TunedMode
     recipe: Mapping[str, Any]
@@ -208,6 +211,7 @@ class Asked:
     seed: int
     pretrained: bool = False
     cross_epochs: int = 0
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,8 @@ def tune_over_folds(
         report(n, jobs, name)
     premises = encoded(client, texts, role="premise", space_id=client.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
-    lexical, names = (0.0, VECTOR_FEATURES) if asked.mode == "dense" else (LEXICAL_MOST, FEATURES)
+    lexical, known = (0.0, VECTOR_FEATURES) if asked.mode == "dense" else (LEXICAL_MOST, FEATURES)
+    names = [name for name in known if asked.wide or name not in WIDE_FEATURES]
     tried = OutOfFold(texts, premises, drawn(held_out, asked.queries, asked.seed)).value
     weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical)
     learned = measured.learn(weights, names)
@@ -279,6 +284,9 @@ def command(
         bool, typer.Option("--pretrained", help="Train nothing: tune for the pre-trained encoder.")
     ] = False,
     mode: Annotated[TunedMode, typer.Option(help="Of Retrieve; dense needs no words.")] = "hybrid",
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Also weigh features given many, which order the first 200: for long lists.")
+    ] = False,
     queries: Annotated[int, typer.Option(min=0, help="At most so many queries for the trials, drawn; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
 ) -> None:
@@ -303,7 +311,7 @@ def command(
     recipe = dict(zip(names, (epochs, batch_size, learning_rate, initial_share, seed), strict=True))
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
-    asked = Asked(mode, recipe, trials, queries, seed, pretrained=pretrained, cross_epochs=cross_epochs)
+    asked = Asked(mode, recipe, trials, queries, seed, pretrained=pretrained, cross_epochs=cross_epochs, wide=wide)
     with client(context) as connected, out.progress("folds", "folds") as report:
         try:
             found = tune_over_folds(connected, data, asked, report)

@@ -6,12 +6,13 @@ which costs quality here (docs/evaluation.md).
 The premises of an explanation fit together: what one explains of the query, no other has to, and told one of them, BM25
 finds the others twice as well. A query does not say which one is right, and the first one is often wrong. So each of
 the first PARTNERS counts as right with a probability by its score, and a premise gets its mean score given each of the
-others. The weighted sum of all features orders the first DEPTH premises anew; `aeenc tune-retrieval` finds weights.
+others. The weighted sum of all features orders the first DEPTH premises anew, or WIDE_DEPTH, by features given many;
+`aeenc tune-retrieval` finds weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,17 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
-from services.index.values import FEATURES, Explanation, FusionMethod, SearchHits
+from services.index.values import FEATURES, WIDE_FEATURES, Explanation, FusionMethod, SearchHits
 
 POOL = 1000  # premises of each first ranking that are fused, and scored by the prior
 FEEDBACK = 5  # premises of a first ranking that negative feedback looks at
 EXPLAINED = 0.5  # share of the premises' mean that a query loses to what is accepted (docs/experiments/retrieval.md)
 LEAST_LEFT = 1e-3  # length of what feedback leaves of a query
 RANK_OFFSET = 60  # of reciprocal ranks, as in the paper
-DEPTH = 100  # premises that are ordered anew
-PARTNERS = 20
-TEMPERATURE = 0.08  # of the partners' probabilities; their scores lie within 0 and 1
-NOT_FOUND = 3 * DEPTH  # the rank of what iterative BM25 does not have among its first DEPTH
+DEPTH, WIDE_DEPTH = 100, 200  # premises that are ordered anew
+PARTNERS = {"others": (20, 0.08), "many": (40, 0.3)}  # with a temperature; their scores lie within 0 and 1
+NOT_FOUND = 3  # the rank of what iterative BM25 does not have among the first premises, times their number at most
 NEAREST = 40  # hypotheses that count for the prior
 NearHypotheses = Sequence[tuple[int, np.float32]]  # hypotheses, nearest first, each with its similarity
 
@@ -177,37 +177,39 @@ def _folded(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(".")
 
 
+def depth_of(features: Collection[str]) -> int:
+    """The number of first premises that features of these names order anew."""
+    return DEPTH if set(WIDE_FEATURES).isdisjoint(features) else WIDE_DEPTH
+
+
 def features_of(
-    first: SearchHits, words: FirstWords | None, vector: NDArray[np.float32], vectors: NDArray[np.float32]
+    first: SearchHits, words: FirstWords | None, vector: NDArray[np.float32], vectors: NDArray[np.float32], depth: int
 ) -> NDArray[np.float64]:
     """Computes the features (n, len(FEATURES)) of the n first premises of a ranking, whose scores lie within 0 and 1.
 
-    `vector` (dim,) is the query's and `vectors` (n, dim) theirs. Without `words`, features of words are 0.
+    `vector` (dim,) is the query's and `vectors` (n, dim) theirs. Without `words`, features of words are 0, and for a
+    `depth` of DEPTH those given many.
     """
     n = len(first.ordinals)
-    probability = np.exp((first.scores[:PARTNERS].astype(np.float64) - first.scores[:1]) / TEMPERATURE)
-    columns = {
-        "first": first.scores,
-        "rank": -np.log(np.arange(1, n + 1)),
-        "vectors_given_others": _mean_given_others(_cosines_given(vector, vectors, PARTNERS), probability),
-    }
+    columns = {"first": first.scores, "rank": -np.log(np.arange(1, n + 1))}
     if words is not None:
-        columns |= _of_words(first, words, probability)
+        covered = words.has @ words.wanted
+        columns |= {
+            "iterative": -np.log(words.iterative),
+            "query_covered": covered / words.total,
+            "premise_covered": covered / np.maximum(words.rarity, 1e-6),
+            "length": words.lengths,
+        }
+    for name, (partners, temperature) in PARTNERS.items():
+        if name == "many" and depth == DEPTH:
+            continue
+        probability = np.exp((first.scores[:partners].astype(np.float64) - first.scores[:1]) / temperature)
+        columns[f"vectors_given_{name}"] = _mean_given_others(_cosines_given(vector, vectors, partners), probability)
+        if words is not None:
+            given, left = words.given(partners), words.left(partners) / words.total
+            columns[f"words_given_{name}"] = _mean_given_others(given, probability, share_of_best=True)
+            columns[f"left_by_{name}"] = _mean_given_others(left, probability)
     return np.stack([np.asarray(columns.get(name, np.zeros(n)), np.float64) for name in FEATURES], axis=1)
-
-
-def _of_words(first: SearchHits, words: FirstWords, probability: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    iterative = dict.fromkeys(first.ordinals.tolist(), NOT_FOUND)
-    iterative |= {one: at for at, one in enumerate(words.iterative, start=1)}
-    covered = words.has @ words.wanted
-    return {
-        "iterative": -np.log([iterative[one] for one in first.ordinals.tolist()]),
-        "query_covered": covered / (words.wanted.sum() or 1.0),
-        "premise_covered": covered / np.maximum(words.rarity, 1e-6),
-        "length": words.lengths,
-        "words_given_others": _mean_given_others(words.given(PARTNERS), probability, share_of_best=True),
-        "left_by_others": _mean_given_others(words.left(PARTNERS) / (words.wanted.sum() or 1.0), probability),
-    }
 
 
 def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[str, float], k: int) -> SearchHits:
@@ -224,18 +226,19 @@ def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[
 
 
 class FirstWords:
-    """The words of a query and of the n first premises of its ranking: in columns, those of it and the first PARTNERS.
+    """The words of a query and of the n first premises of its ranking: in columns, those of it and of the partners.
 
     `weights` (n, words) are BM25's, `has` (n, words) says which they have; `query` (words,) are the query's own, 1 or
-    less where something accepted has them, and `wanted` (words,) the same by rarity. `rarity` and `lengths` (n,) sum up
-    all words of a premise. `iterative` has the first DEPTH ordinals of iterative BM25 among those `allowed`.
+    less where something accepted has them, `wanted` (words,) the same by rarity, and `total` its sum. `rarity` and
+    `lengths` (n,) sum up all words of a premise; `iterative` (n,) are the ranks in iterative BM25 of those `allowed`.
     """
 
     def __init__(
-        self, terms: Terms, first: SearchHits, lexical: LexicalIndex, allowed: NDArray[np.bool_] | None
+        self, terms: Terms, first: SearchHits, lexical: LexicalIndex, allowed: NDArray[np.bool_] | None, depth: int
     ) -> None:
+        partners, _ = PARTNERS["others" if depth == DEPTH else "many"]
         rows = [lexical.row(ordinal) for ordinal in first.ordinals.tolist()]
-        known = np.unique(np.concatenate([terms.ids, *(ids for ids, _ in rows[:PARTNERS])]))
+        known = np.unique(np.concatenate([terms.ids, *(ids for ids, _ in rows[:partners])]))
         self.weights = np.zeros((len(rows), len(known)))
         for at, (ids, weights) in enumerate(rows):
             places = np.searchsorted(known, ids)
@@ -245,9 +248,13 @@ class FirstWords:
         self.query = np.zeros(len(known))
         self.query[np.searchsorted(known, terms.ids)] = np.minimum(terms.weights, 1.0)
         self.wanted = self.query * lexical.rarity[known]
+        self.total = float(self.wanted.sum()) or 1.0
         self.rarity = np.array([float(lexical.rarity[ids].sum()) for ids, _ in rows])
         self.lengths = np.array([len(ids) for ids, _ in rows])
-        self.iterative = lexical.iterate(terms, DEPTH, allowed).ordinals.tolist()
+        found = {
+            one: rank for rank, one in enumerate(lexical.iterate(terms, depth, allowed).ordinals.tolist(), start=1)
+        }
+        self.iterative = [found.get(one, NOT_FOUND * depth) for one in first.ordinals.tolist()]
 
     def given(self, partners: int) -> NDArray[np.float64]:
         """The BM25 score of each premise for the query and each of the first premises (n, partners).

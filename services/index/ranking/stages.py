@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -33,13 +33,13 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.served import ServedGeneration
 from services.index.lexical.bm25 import LexicalIndex, Terms, best
 from services.index.ranking.fusion import (
-    DEPTH,
     EXPLAINED,
     FEEDBACK,
     POOL,
     FirstWords,
     NearHypotheses,
     Prior,
+    depth_of,
     features_of,
     fuse_hits,
     order_by,
@@ -181,12 +181,13 @@ class Call:
         mask[self.left_out[row]] = False
         return mask
 
-    def features(self, row: int, hits: SearchHits) -> NDArray[np.float64]:
-        """The features (DEPTH, len(FEATURES)) of the first hits of one text. It reads from disk."""
-        first, words = hits.first(DEPTH), None
+    def features(self, row: int, hits: SearchHits, names: Collection[str]) -> NDArray[np.float64]:
+        """The features (n, len(FEATURES)) of the first hits of one text that such `names` order. It reads from disk."""
+        depth = depth_of(names)
+        first, words = hits.first(depth), None
         if self.query.mode == "HYBRID":
-            words = FirstWords(self.terms(row), first, self.lexical, self.allowed(row))
-        return features_of(first, words, self.encoded[row], self.served.index.vectors[first.ordinals])
+            words = FirstWords(self.terms(row), first, self.lexical, self.allowed(row), depth)
+        return features_of(first, words, self.encoded[row], self.served.index.vectors[first.ordinals], depth)
 
     def turned(
         self, vectors: NDArray[np.float32], ordinals: Sequence[Sequence[int]], share: float
@@ -223,7 +224,7 @@ class Stages:
         stages: list[Stage] = [] if query.mode in WITHOUT_ENCODER else [self._encode]
         if query.negative_feedback:
             stages += [*self._first(query, FEEDBACK), self._turn_from]
-        stages += self._first(query, max(k, DEPTH) if query.features else k)
+        stages += self._first(query, max(k, depth_of(query.features)) if query.features else k)
         if query.features:
             stages.append(partial(self._order_by_features, k=k))
         if query.rerank:
@@ -333,7 +334,7 @@ class Stages:
         """Orders the best premises anew by the weighted sum of their features."""
 
         def work(row: int) -> SearchHits:
-            return order_by(hits[row], call.features(row, hits[row]), call.query.features, k)
+            return order_by(hits[row], call.features(row, hits[row], call.query.features), call.query.features, k)
 
         return await self._in_executor(call, work)
 

@@ -31,7 +31,8 @@ from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, Scope,
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
 
-POOL, DEPTH, FEEDBACK, PARTNERS = 9, 6, 3, 4  # so small that small worlds reach them
+POOL, DEPTH, WIDE_DEPTH, FEEDBACK = 9, 6, 8, 3  # so small that small worlds reach them
+PARTNERS = {"others": (4, 0.08), "many": (5, 0.3)}
 WORDS = ["ice", "iron", "star", "leaf", "heat", "rock", "wave", "cell", "wind", "salt"]
 Scores = dict[int, float]
 
@@ -156,7 +157,7 @@ class Definition:
         if query.negative_feedback:
             first = self.ranked(vector, FEEDBACK)
             vector = _turned(vector, self.world.vectors[list(first)], query.negative_feedback)
-        found = self.ranked(vector, max(k, DEPTH) if query.features else k)
+        found = self.ranked(vector, max(k, self.depth) if query.features else k)
         return _top(self.ordered(found), k) if query.features else found
 
     def ranked(self, vector: NDArray[np.float64], k: int) -> Scores:
@@ -193,21 +194,29 @@ class Definition:
         return {n: score / most for n, score in total.items()}
 
     def ordered(self, found: Scores) -> Scores:
-        """The first DEPTH by the weighted sum of their features, between 1 and the least score that one has."""
-        first = list(found)[:DEPTH]
+        """The first `depth` by the weighted sum of their features, between 1 and the least score that one has."""
+        first = list(found)[: self.depth]
         columns = self.features(first, [found[n] for n in first])
         sums = {
             n: sum(weight * columns[name][at] for name, weight in self.query.features.items())
             for at, n in enumerate(first)
         }
         least = found[first[-1]]
-        return {**{n: least + (1 - least) * score for n, score in _top(_scaled(sums), DEPTH).items()},
-                **{n: score - 9 for n, score in list(found.items())[DEPTH:]}}  # fmt: skip
+        return {**{n: least + (1 - least) * score for n, score in _top(_scaled(sums), self.depth).items()},
+                **{n: score - 9 for n, score in list(found.items())[self.depth :]}}  # fmt: skip
+
+    @property
+    def depth(self) -> int:
+        return WIDE_DEPTH if any(name.endswith("_many") for name in self.query.features) else DEPTH
 
     def features(self, first: list[int], scores: list[float]) -> dict[str, list[float]]:
+        return self.features_given("others", first, scores) | self.features_given("many", first, scores)
+
+    def features_given(self, kind: str, first: list[int], scores: list[float]) -> dict[str, list[float]]:
+        partners, temperature = PARTNERS[kind]
         lexical, vectors = self.world.lexical, self.world.vectors.astype(float)
-        others = {n: [m for m in first[:PARTNERS] if m != n] for n in first}
-        likely = {n: np.exp((score - scores[0]) / fusion.TEMPERATURE) for n, score in zip(first, scores, strict=True)}
+        others = {n: [m for m in first[:partners] if m != n] for n in first}
+        likely = {n: np.exp((score - scores[0]) / temperature) for n, score in zip(first, scores, strict=True)}
 
         def mean(n: int, values: dict[int, float]) -> float:
             return sum(likely[m] * values[m] for m in others[n]) / (sum(likely[m] for m in others[n]) or 1)
@@ -218,23 +227,23 @@ class Definition:
         wanted = sum(rarity[t] * weight for t, weight in asked.items()) or 1.0
         covered = {n: sum(rarity[t] * asked.get(t, 0) for t in rows[n]) for n in first}
         allowed = np.isin(np.arange(24), list(self.allowed))
-        iterative = lexical.iterate(self.terms, DEPTH, allowed).ordinals.tolist()
+        iterative = lexical.iterate(self.terms, self.depth, allowed).ordinals.tolist()
 
         def given(n: int, m: int) -> float:
             weights = {t: max(asked.get(t, 0), 1) if t not in asked else 2 * COVERED for t in rows[m]}
             return float(sum(weight * {**asked, **weights}.get(t, 0) for t, weight in rows[n].items()))
 
-        best = {m: max([given(n, m) for n in first if n != m] or [0]) or 1 for m in first[:PARTNERS]}
+        best = {m: max([given(n, m) for n in first if n != m] or [0]) or 1 for m in first[:partners]}
         left = {m: self.encoded - 0.5 * vectors[m] for m in first}
         return {
             "first": scores,
             "rank": [-np.log(rank) for rank in range(1, len(first) + 1)],
-            "iterative": [-np.log(iterative.index(n) + 1 if n in iterative else fusion.NOT_FOUND) for n in first],
+            "iterative": [-np.log(iterative.index(n) + 1 if n in iterative else 3 * self.depth) for n in first],
             "query_covered": [covered[n] / wanted for n in first],
             "premise_covered": [covered[n] / (sum(rarity[t] for t in rows[n]) or 1) for n in first],
             "length": [float(len(rows[n])) for n in first],
-            "words_given_others": [mean(n, {m: given(n, m) / best[m] for m in others[n]}) for n in first],
-            "left_by_others": [
+            f"words_given_{kind}": [mean(n, {m: given(n, m) / best[m] for m in others[n]}) for n in first],
+            f"left_by_{kind}": [
                 mean(
                     n,
                     {
@@ -244,7 +253,7 @@ class Definition:
                 )
                 for n in first
             ],
-            "vectors_given_others": [
+            f"vectors_given_{kind}": [
                 mean(n, {m: float(vectors[n] @ left[m] / np.linalg.norm(left[m])) for m in others[n]}) for n in first
             ],
         }
@@ -269,6 +278,7 @@ WAYS: list[dict[str, Any]] = [
     {"accepted": ACCEPTED, "prior": 0.6, "negative_feedback": 0.2},
     *({"features": {name: weight}} for name in FEATURES for weight in (1.0, -0.5)),
     {"features": {"first": 1.0, "vectors_given_others": 0.7}, "accepted": ACCEPTED, "prior": 0.2},
+    {"features": {"first": 1.0, "vectors_given_others": 0.4, "vectors_given_many": 0.7}, "prior": 0.2},
     {"features": {"first": 2.0, "rank": 0.3}, "negative_feedback": 0.5, "drop_self": False},
 ]
 MODES: list[dict[str, Any]] = [
@@ -294,9 +304,9 @@ CASES = [{**mode, **way} for mode in MODES for way in WAYS if _fits(mode, way)]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"POOL": POOL, "DEPTH": DEPTH, "FEEDBACK": FEEDBACK}.items():
+    for name, value in {"POOL": POOL, "FEEDBACK": FEEDBACK}.items():
         monkeypatch.setattr(stages, name, value)
-    for name, value in {"POOL": POOL, "DEPTH": DEPTH, "PARTNERS": PARTNERS}.items():
+    for name, value in {"POOL": POOL, "DEPTH": DEPTH, "WIDE_DEPTH": WIDE_DEPTH, "PARTNERS": PARTNERS}.items():
         monkeypatch.setattr(fusion, name, value)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from aeenc import Fusion
 from services.index.lexical.bm25 import COVERED, LexicalIndex, Terms
-from services.index.ranking.fusion import EXPLAINED, TEMPERATURE, FirstWords, features_of, order_by
+from services.index.ranking.fusion import DEPTH, EXPLAINED, PARTNERS, WIDE_DEPTH, FirstWords, features_of, order_by
 from services.index.values import FEATURES, VECTOR_FEATURES, SearchHits
 from services.tuning.out_of_fold import fit
 from support.worlds.index_world import FACTS, facts
@@ -25,20 +26,21 @@ VECTORS, QUERY = _unit(len(FACTS)), _unit(1)[0]
 FIRST = SearchHits(np.array([2, 0, 1, 4]), np.array([1.0, 0.9, 0.5, 0.2], np.float32))
 
 
-def _features() -> np.ndarray:
-    words = FirstWords(LEXICAL.terms(TEXT), FIRST, LEXICAL, None)
-    return features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals])
+def _column(name: str, depth: int = WIDE_DEPTH) -> np.ndarray:
+    words = FirstWords(LEXICAL.terms(TEXT), FIRST, LEXICAL, None, depth)
+    return features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals], depth)[:, FEATURES.index(name)]
 
 
-def _column(name: str) -> np.ndarray:
-    return _features()[:, FEATURES.index(name)]
+def _probability(at: int, kind: str) -> float:
+    _, temperature = PARTNERS[kind]
+    return float(np.exp((FIRST.scores[at] - FIRST.scores[0]) / temperature))
 
 
-def _probability(at: int) -> float:
-    return float(np.exp((FIRST.scores[at] - FIRST.scores[0]) / TEMPERATURE))
+each_kind = pytest.mark.parametrize("kind", PARTNERS)
 
 
-def test_words_given_others_is_the_mean_of_bm25_with_each_other_premise_told() -> None:
+@each_kind
+def test_words_given_others_is_the_mean_of_bm25_with_each_other_premise_told(kind: str) -> None:
     asked = set(LEXICAL.terms(TEXT).ids.tolist())
     expected = []
     for own in FIRST.ordinals:
@@ -50,29 +52,31 @@ def test_words_given_others_is_the_mean_of_bm25_with_each_other_premise_told() -
             scores = LEXICAL.scores(Terms(np.array(joined), np.array(weights, np.float32)))
             others = [scores[n] for n in FIRST.ordinals if n != other]
             if own != other:
-                total += _probability(at) * scores[own] / max(others)
-                weight += _probability(at)
+                total += _probability(at, kind) * scores[own] / max(others)
+                weight += _probability(at, kind)
         expected.append(total / weight)
-    np.testing.assert_allclose(_column("words_given_others"), expected, rtol=1e-5)
+    np.testing.assert_allclose(_column(f"words_given_{kind}"), expected, rtol=1e-5)
 
 
-def test_vectors_given_others_is_the_mean_of_cosines_with_each_other_premise_taken_off() -> None:
+@each_kind
+def test_vectors_given_others_is_the_mean_of_cosines_with_each_other_premise_taken_off(kind: str) -> None:
     expected = []
     for own in FIRST.ordinals:
         others = [(at, other) for at, other in enumerate(FIRST.ordinals) if other != own]
         left = [QUERY - EXPLAINED * VECTORS[other] for _, other in others]
         cosines = [float(VECTORS[own] @ one / np.linalg.norm(one)) for one in left]
-        expected.append(np.average(cosines, weights=[_probability(at) for at, _ in others]))
-    np.testing.assert_allclose(_column("vectors_given_others"), expected, rtol=1e-5)
+        expected.append(np.average(cosines, weights=[_probability(at, kind) for at, _ in others]))
+    np.testing.assert_allclose(_column(f"vectors_given_{kind}"), expected, rtol=1e-5)
 
 
-def test_the_first_twenty_premises_alone_count_as_given() -> None:
-    vectors, scores = _unit(22), np.linspace(1, 0.9, 22, dtype=np.float32)
-    first = SearchHits(np.arange(22), scores)
-    found = features_of(first, None, QUERY, vectors)[21, FEATURES.index("vectors_given_others")]
-    left = QUERY - EXPLAINED * vectors[:20]
-    cosines = (left @ vectors[21]) / np.linalg.norm(left, axis=1)
-    weights = np.exp((scores[:20].astype(np.float64) - 1) / TEMPERATURE)
+@pytest.mark.parametrize(("kind", "given", "temperature"), [("others", 20, 0.08), ("many", 40, 0.3)])
+def test_the_first_twenty_or_forty_premises_alone_count_as_given(kind: str, given: int, temperature: float) -> None:
+    vectors, scores = _unit(42), np.linspace(1, 0.9, 42, dtype=np.float32)
+    first = SearchHits(np.arange(42), scores)
+    found = features_of(first, None, QUERY, vectors, WIDE_DEPTH)[41, FEATURES.index(f"vectors_given_{kind}")]
+    left = QUERY - EXPLAINED * vectors[:given]
+    cosines = (left @ vectors[41]) / np.linalg.norm(left, axis=1)
+    weights = np.exp((scores[:given].astype(np.float64) - 1) / temperature)
     np.testing.assert_allclose(found, np.average(cosines, weights=weights), rtol=1e-5)
 
 
@@ -88,34 +92,42 @@ def test_shares_of_words_are_by_rarity_and_a_premise_without_a_word_of_the_query
 def test_the_share_of_a_premise_is_of_all_its_words_however_frequent_they_are() -> None:
     lexical = LexicalIndex.of(["ice melts"] * 9 + ["ice"])
     first = SearchHits(np.array([0, 9]), np.array([1.0, 0.5], np.float32))
-    found = features_of(first, FirstWords(lexical.terms("ice"), first, lexical, None), QUERY, VECTORS[[0, 1]])
+    found = features_of(
+        first, FirstWords(lexical.terms("ice"), first, lexical, None, DEPTH), QUERY, VECTORS[[0, 1]], DEPTH
+    )
     rare = lexical.rarity[lexical.row(0)[0]]
     assert rare.sum() < 1, "both words stand in nearly all"
     ice = float(lexical.rarity[lexical.terms("ice").ids[0]])
     np.testing.assert_allclose(found[:, FEATURES.index("premise_covered")], [ice / rare.sum(), 1], rtol=1e-5)
 
 
-def test_what_iterative_bm25_does_not_find_ranks_at_three_hundred() -> None:
-    words = FirstWords(LEXICAL.terms(TEXT), FIRST, LEXICAL, np.arange(len(FACTS)) != 4)
-    ranks = np.exp(-features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals])[:, FEATURES.index("iterative")])
-    np.testing.assert_allclose(ranks, [*(words.iterative.index(n) + 1 for n in (2, 0, 1)), 300])
+@pytest.mark.parametrize("depth", [DEPTH, WIDE_DEPTH])
+def test_what_iterative_bm25_does_not_find_ranks_at_three_times_the_depth(depth: int) -> None:
+    terms, allowed = LEXICAL.terms(TEXT), np.arange(len(FACTS)) != 4
+    words, found = (
+        FirstWords(terms, FIRST, LEXICAL, allowed, depth),
+        LEXICAL.iterate(terms, depth, allowed).ordinals.tolist(),
+    )
+    ranks = np.exp(-features_of(FIRST, words, QUERY, VECTORS[FIRST.ordinals], depth)[:, FEATURES.index("iterative")])
+    np.testing.assert_allclose(ranks, [*(found.index(n) + 1 for n in (2, 0, 1)), 3 * depth])
 
 
-def test_left_by_others_counts_the_querys_words_that_another_premise_does_not_have() -> None:
+@each_kind
+def test_left_by_others_counts_the_querys_words_that_another_premise_does_not_have(kind: str) -> None:
     wanted = LEXICAL.terms(TEXT).ids
     rows = [set(LEXICAL.row(int(own))[0].tolist()) & set(wanted.tolist()) for own in FIRST.ordinals]
     expected = []
     for at, own in enumerate(rows):
         others = [n for n in range(len(rows)) if n != at]
         left = [sum(float(LEXICAL.rarity[term]) for term in own - rows[n]) for n in others]
-        expected.append(np.average(left, weights=[_probability(n) for n in others]))
-    np.testing.assert_allclose(_column("left_by_others"), expected / LEXICAL.rarity[wanted].sum(), rtol=1e-5)
+        expected.append(np.average(left, weights=[_probability(n, kind) for n in others]))
+    np.testing.assert_allclose(_column(f"left_by_{kind}"), expected / LEXICAL.rarity[wanted].sum(), rtol=1e-5)
 
 
 def test_one_premise_alone_has_features_too() -> None:
     one = FIRST.first(1)
-    words = FirstWords(LEXICAL.terms("zebra"), one, LEXICAL, None)
-    found = features_of(one, words, QUERY, VECTORS[[2]])
+    words = FirstWords(LEXICAL.terms("zebra"), one, LEXICAL, None, WIDE_DEPTH)
+    found = features_of(one, words, QUERY, VECTORS[[2]], WIDE_DEPTH)
     assert np.isfinite(found).all()
 
 
