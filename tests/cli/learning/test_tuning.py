@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aeenc.trees import HELD_OUT, Dataset
-from services.index.values import FEATURES
+from services.index.values import FEATURES, WIDE_FEATURES
 from services.tuning import retrieval
 from support.worlds.light_fleet import LightFleet, light_fleet
 
@@ -46,7 +46,9 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(
     assert result["queries"] == sum(len(fold.queries(HELD_OUT)) for fold in folds)
     assert result["map"]["tuned"] >= max(result["map"]["alone"], result["map"]["published"])
     assert set(result["weights"]) == {"lexical_weight", "prior", "negative_feedback"}
-    assert set(result["features"]) == set(FEATURES)
+    assert set(result["features"]) == set(FEATURES) - set(WIDE_FEATURES)
+    wide = await aeenc(*tune, "--wide")
+    assert set(_result(wide.stdout)["features"]) == set(FEATURES)
     assert result["map"][result["best"]] == max(result["map"].values())
     assert ("--features" in result["options"]) == (result["best"] == "with features")
     assert "fold" not in [label.name async for label in client.registry.list_labels()]

@@ -30,7 +30,10 @@ OTHERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"mode": "hybrid", "fusion": Fusion(features={"wrods": 1.0})}, ("'wrods'; mode HYBRID has first, rank, iter",)),
     ({"mode": "hybrid", "fusion": Fusion(features={"rank": NAN})}, ("rank is nan",)),
-    ({"fusion": Fusion(features={"length": 1.0})}, ("'length'; mode DENSE has first, rank, vectors_given_others",)),
+    (
+        {"fusion": Fusion(features={"length": 1.0})},
+        ("'length'; mode DENSE has first, rank, vectors_given_others, vectors_given_many",),
+    ),
     ({"mode": "lexical", "fusion": Fusion(features={"rank": 1.0})}, ("DENSE and HYBRID",)),
 ]
 WEIGHTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [

@@ -80,8 +80,8 @@ def mode_number(mode: str) -> index_pb2.RetrieveMode:
 class Fusion:
     """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's.
 
-    `features` orders the first 100 premises anew by named features times these weights, as `aeenc tune-retrieval`
-    finds them; mode dense takes `first`, `rank` and `vectors_given_others`.
+    `features` orders the first 100 premises anew, or 200 with a `..._many`, by named features times these weights, as
+    `aeenc tune-retrieval` finds them; mode dense takes `first`, `rank`, `vectors_given_others` and `vectors_given_many`.
     """
 
     method: FusionMethod = "min_max"
