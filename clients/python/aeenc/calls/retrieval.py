@@ -81,7 +81,7 @@ class Fusion:
     """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's.
 
     `features` orders the first 100 premises anew, or 200 with a `..._many`, by named features times these weights, as
-    `aeenc tune-retrieval` finds them; mode dense takes `first`, `rank`, `vectors_given_others` and `vectors_given_many`.
+    `aeenc tune-retrieval` finds them; mode dense takes `first`, `rank` and those that begin with `vectors_`.
     """
 
     method: FusionMethod = "min_max"

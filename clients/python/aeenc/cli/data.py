@@ -116,14 +116,15 @@ def fetch(
 def check(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory in EntailmentBank's layout.")],
-    every: Annotated[bool, typer.Option("--all", help="Every fault, in place of one of a kind.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print every fault, not an example of each kind.")] = False,
 ) -> None:
     """Looks for faults of a data set that no figure shows, and for each line that cannot be read.
 
-    Queries that are also in train, gold leaves that the fact file lacks,
-    candidates that stand twice but for case, punctuation and articles. The
-    exit code is 1 if a line cannot be read, a query is in train, or there is
-    no train to compare with.
+    Faults are queries of another split that are also in train, gold leaves that the
+    fact file lacks, candidates that differ only in case, punctuation and
+    articles, and ids of several trees. Prints how many there are of each kind
+    and split, with an example. The exit code is 1 if a line cannot be read, a
+    query is in train, or there is no train to compare with.
     """
     found = faults_of(directory)
     groups: dict[tuple[str, str], list[Fault]] = {}

@@ -27,8 +27,8 @@ from aeenc.trees import FACTS, Dataset, read_trees
 
 SPARE = 50  # premises asked for beyond k: conclusions and other forms of a fact are left out
 _SIMILARITY = (
-    "Judges intermediates: a function of your own, given two lists of texts (gold, predicted), that returns a score "
-    "for each pair, such as BLEURT's. It is imported and called here."
+    "A function of yours that judges intermediate conclusions: it gets two lists of texts, gold and predicted, and "
+    "returns a score for each pair, such as BLEURT's. Without it, intermediates and overall are left out."
 )
 
 
@@ -92,7 +92,7 @@ def score_trees(
         typer.Argument(
             metavar="PRED",
             help="Lines of JSON with id, proof and, where its labels are not gold's, context, as `aeenc export trees` "
-            "writes them; or a line `$proof$ = …` for each gold tree.",
+            "writes them; or EntailmentBank's `$proof$ = sent1 & sent2 -> hypothesis;`, a line for each gold tree.",
         ),
     ],
     gold_trees: Annotated[
@@ -100,22 +100,24 @@ def score_trees(
     ],
     similarity: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help=_SIMILARITY)] = "",
     threshold: Annotated[
-        float, typer.Option(help="The similarity from which on an intermediate is right; this is BLEURT's.")
+        float, typer.Option(help="An intermediate is right from this --similarity on; .28 is for BLEURT.")
     ] = proofs.BLEURT_CORRECT,
     by_normalised_text: Annotated[
         bool,
-        typer.Option("--normalised", help="Where leaves are compared by text: without case, punctuation and articles."),
+        typer.Option("--normalised", help="Where leaves are compared by text: ignore case, punctuation and articles."),
     ] = False,
     by_tree: Annotated[
-        Path | None, typer.Option(help="Also write each tree's scores, one JSON object a line; -: stdout.")
+        Path | None, typer.Option(help="Also write the scores of each tree, one JSON object a line; -: stdout.")
     ] = None,
 ) -> None:
-    """Scores predicted entailment trees against gold, as EntailmentBank's published scorer does.
+    """Scores predicted entailment trees against gold ones, as EntailmentBank's published scorer does.
 
-    Leaves (P, R, F1, AllCorrect), steps, intermediates (F1, AllCorrect) and
-    overall AllCorrect, means over the gold trees. A proof that is malformed is
-    scored as far as it goes, a missing one 0. Leaves are compared by label, or
-    by text where a prediction has a context of its own. Needs no service.
+    Prints means over the gold trees: precision, recall and F1 of the leaves,
+    F1 of the steps and of the intermediate conclusions, and AllCorrect, the
+    share of trees without a mistake in these, and in all three (overall). A
+    malformed proof is scored as far as it goes, a missing one as 0. Leaves are
+    compared by label, or by text where a line of PRED has its own context.
+    Needs no service.
     """
     judge = _function(similarity) if similarity else None
     gold = read_trees(gold_trees)
