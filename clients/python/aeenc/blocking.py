@@ -22,7 +22,15 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     from aeenc import values
     from aeenc.calls.encoding import Encoded, EncodeKeywords, Precision, Scored
     from aeenc.calls.premises import PremiseForm
-    from aeenc.calls.retrieval import Mode, Rankings, Retrieval, Retrieved, RetrieveKeywords, SearchResult
+    from aeenc.calls.retrieval import (
+        Mode,
+        Rankings,
+        Retrieval,
+        Retrieved,
+        RetrieveKeywords,
+        SearchKeywords,
+        SearchResult,
+    )
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
     from aeenc.oracle import NodeVerdictName, Verdicts
@@ -183,41 +191,19 @@ class BlockingIndexClient:
         queries: NDArray[np.floating],
         *,
         space_id: str,
-        k: int = 10,
-        exclude: Sequence[str] = (),
-        splits: Sequence[str] = (),
-        only_ids: Sequence[str] = (),
-        before_id: str = "",
-        tags: Sequence[str] = (),
-        generation: str = "",
-        exact: bool = False,
-        nprobe: int = 0,
-        ef_search: int = 0,
         timings: bool = False,
         timeout_s: float | None = None,
+        **options: Unpack[SearchKeywords],
     ) -> SearchResult:
-        """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
+        """Finds the k nearest premises (default: 10) of each row of `queries` (n, dim), which belong to `space_id`.
 
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
-        `timings` asks how long each part took. `splits`, `only_ids`, `before_id` and `tags` as in `retrieve`.
+        `timings` asks how long each part took. `exclude`, `splits`, `only_ids`, `before_id`, `tags` and `generation` as
+        in `retrieve`.
         """
         return run(
             self._awaiting.search(
-                corpus,
-                queries,
-                space_id=space_id,
-                k=k,
-                exclude=given(exclude),
-                splits=given(splits),
-                only_ids=given(only_ids),
-                before_id=before_id,
-                tags=given(tags),
-                generation=generation,
-                exact=exact,
-                nprobe=nprobe,
-                ef_search=ef_search,
-                timings=timings,
-                timeout_s=timeout_s,
+                corpus, queries, space_id=space_id, timings=timings, timeout_s=timeout_s, **given_options(options)
             )
         )
 
@@ -231,7 +217,7 @@ class BlockingIndexClient:
         timeout_s: float | None = None,
         **options: Unpack[RetrieveKeywords],
     ) -> Retrieved:
-        """Finds the k premises that best explain each text, k from 1 to 1,000.
+        """Finds the k premises that best explain each text, k from 1 to 1,000, 10 by default.
 
         `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
         the active one). `exclude` are ids never to return. A filter restricts the others: `splits` to premises of these

@@ -16,18 +16,19 @@ from aeenc.calls.inputs import (
     change,
     listed,
     refuse_single_text,
-    refuse_single_texts,
 )
 from aeenc.calls.premises import build_requests, explanation_requests, premise_messages
 from aeenc.calls.retrieval import (
+    SEARCH_OPTIONS,
     Rankings,
     Retrieval,
     Retrieved,
     RetrieveKeywords,
     RetrieveOptions,
+    SearchKeywords,
     SearchResult,
-    premise_filter,
     rank,
+    refuse_unknown,
 )
 from aeenc.transport.channel import AWAY, PASSING, Channel, pause_s
 from aeenc.transport.checks import check_seconds
@@ -67,36 +68,24 @@ class IndexClient:
         queries: NDArray[np.floating],
         *,
         space_id: str,
-        k: int = 10,
-        exclude: Sequence[str] = (),
-        splits: Sequence[str] = (),
-        only_ids: Sequence[str] = (),
-        before_id: str = "",
-        tags: Sequence[str] = (),
-        generation: str = "",
-        exact: bool = False,
-        nprobe: int = 0,
-        ef_search: int = 0,
         timings: bool = False,
         timeout_s: float | None = None,
+        **options: Unpack[SearchKeywords],
     ) -> SearchResult:
-        """Finds the k nearest premises of each row of `queries` (n, dim), which belong to `space_id`.
+        """Finds the k nearest premises (default: 10) of each row of `queries` (n, dim), which belong to `space_id`.
 
         `exact` searches exactly with any engine; `nprobe` and `ef_search` tune approximate ones (0: as built).
-        `timings` asks how long each part took. `splits`, `only_ids`, `before_id` and `tags` as in `retrieve`.
+        `timings` asks how long each part took. `exclude`, `splits`, `only_ids`, `before_id`, `tags` and `generation` as
+        in `retrieve`.
         """
-        refuse_single_texts(exclude=exclude)
+        refuse_unknown(options, SEARCH_OPTIONS, "search")
         request = message(
             index_pb2.SearchRequest,
             corpus=corpus,
             vectors=vectors.to_proto(queries),
             space_id=space_id,
-            k=k,
-            exclude_ids=exclude,
-            filter=premise_filter(splits, only_ids, tags, before_id),
-            generation=generation,
-            params=message(index_pb2.SearchParams, exact=exact, nprobe=nprobe, ef_search=ef_search),
             timings=timings,
+            **RetrieveOptions(**options).of_search(),
         )
         response = await self.channel.unary(self._stub.Search, request, timeout_s=timeout_s, hedge=True)
         return SearchResult(
@@ -118,7 +107,7 @@ class IndexClient:
         timeout_s: float | None = None,
         **options: Unpack[RetrieveKeywords],
     ) -> Retrieved:
-        """Finds the k premises that best explain each text, k from 1 to 1,000.
+        """Finds the k premises that best explain each text, k from 1 to 1,000, 10 by default.
 
         `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
         the active one). `exclude` are ids never to return. A filter restricts the others: `splits` to premises of these

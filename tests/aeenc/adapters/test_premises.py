@@ -15,6 +15,7 @@ import pytest
 
 from aeenc import IndexClient, errors
 from aeenc.adapters.premises import OPTIONS, PremiseRetriever
+from aeenc.calls.encoding import EncodeKeywords, EncodeOptions
 from aeenc.calls.retrieval import CALL_OPTIONS, RetrieveKeywords, RetrieveOptions
 from aeenc.v1 import index_pb2_grpc
 from support.waiting import until
@@ -60,9 +61,12 @@ def test_the_options_are_those_of_the_client():
     assert named | CALL_OPTIONS == OPTIONS | {"retrieval"}
 
 
-def test_the_keywords_are_the_options_in_their_order_and_of_their_types():
-    keywords = {name: kind.__forward_arg__ for name, kind in RetrieveKeywords.__annotations__.items()}
-    assert list(keywords.items()) == [(one.name, one.type) for one in fields(RetrieveOptions)]
+@pytest.mark.parametrize(
+    ("keywords", "options"), [(RetrieveKeywords, RetrieveOptions), (EncodeKeywords, EncodeOptions)]
+)
+def test_the_keywords_are_the_options_with_their_types(keywords: Any, options: Any):
+    named = {name: kind.__forward_arg__ for name, kind in keywords.__annotations__.items()}
+    assert named == {one.name: one.type for one in fields(options)}
 
 
 async def test_a_premise_has_score_rank_versions_and_generation(target: str):

@@ -235,7 +235,7 @@ class RetrieveOptions(Retrieval):
         self, corpus: str, texts: Sequence[str], accepted: Sequence[Sequence[str]] = ()
     ) -> index_pb2.RetrieveRequest:
         """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
-        refuse_single_texts(texts=texts, accepted=accepted, exclude=self.exclude)
+        refuse_single_texts(texts=texts, accepted=accepted)
         accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
         for number, ids in enumerate(accepted):
             refuse_single_text(ids, f"accepted[{number}]")
@@ -243,25 +243,47 @@ class RetrieveOptions(Retrieval):
             index_pb2.RetrieveRequest,
             corpus=corpus,
             texts=texts,
-            k=self.k,
             options=self.to_proto(),
             accepted=[
                 message_of(f"accepted[{number}]", types_pb2.PremiseSet, premise_ids=ids)
                 for number, ids in enumerate(accepted)
             ],
             model=selector(self.label, self.version),
-            exclude_ids=self.exclude,
-            filter=premise_filter(self.splits, self.only_ids, self.tags, self.before_id),
-            generation=self.generation,
             drop_self=self.drop_self,
             truncate=truncation(self.truncate),
             precision=precision_number(self.precision),
             routing_key=self.routing_key,
-            params=message(index_pb2.SearchParams, exact=self.exact, nprobe=self.nprobe, ef_search=self.ef_search),
+            **self.of_search(),
         )
 
+    def of_search(self) -> dict[str, Any]:
+        """Returns the fields that the request has in common with one of Search. Raises InvalidArgument as `request`."""
+        refuse_single_text(self.exclude, "exclude")
+        return {
+            "k": self.k,
+            "exclude_ids": self.exclude,
+            "filter": premise_filter(self.splits, self.only_ids, self.tags, self.before_id),
+            "generation": self.generation,
+            "params": message(index_pb2.SearchParams, exact=self.exact, nprobe=self.nprobe, ef_search=self.ef_search),
+        }
 
-class RetrieveKeywords(TypedDict, total=False):
+
+class SearchKeywords(TypedDict, total=False):
+    """Those of RetrieveOptions that a search by vectors has, as keyword arguments."""
+
+    k: int
+    exclude: Sequence[str]
+    splits: Sequence[str]
+    only_ids: Sequence[str]
+    before_id: str
+    tags: Sequence[str]
+    generation: str
+    exact: bool
+    nprobe: int
+    ef_search: int
+
+
+class RetrieveKeywords(SearchKeywords, total=False):
     """RetrieveOptions as keyword arguments, for editors and type checkers."""
 
     mode: Mode
@@ -271,32 +293,23 @@ class RetrieveKeywords(TypedDict, total=False):
     negative_feedback: float
     rerank_weight: float
     rerank_versions: Sequence[str]
-    k: int
     label: str | None
     version: str | None
     drop_self: bool
-    exclude: Sequence[str]
-    splits: Sequence[str]
-    only_ids: Sequence[str]
-    before_id: str
-    tags: Sequence[str]
-    generation: str
     truncate: bool
     precision: Precision | None
     routing_key: str
-    exact: bool
-    nprobe: int
-    ef_search: int
 
 
 CALL_OPTIONS = frozenset(RetrieveKeywords.__annotations__)
+SEARCH_OPTIONS = frozenset(SearchKeywords.__annotations__)
 
 
-def refuse_unknown(options: Mapping[str, object], known: Set[str]) -> None:
-    """Raises InvalidArgument for a name that is no option."""
+def refuse_unknown(options: Mapping[str, object], known: Set[str], of: str = "retrieve") -> None:
+    """Raises InvalidArgument for a name that is no option of a call."""
     if unknown := sorted(options.keys() - known):
         there = ", ".join(sorted(known))
-        raise errors.InvalidArgument.field(unknown[0], f"is no option of retrieve; there are {there}")
+        raise errors.InvalidArgument.field(unknown[0], f"is no option of {of}; there are {there}")
 
 
 Ask = Callable[[index_pb2.RetrieveRequest], Awaitable[Retrieved]]

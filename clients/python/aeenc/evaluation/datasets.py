@@ -19,7 +19,7 @@ from pathlib import Path
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs, textgraphs_splits
 from aeenc.evaluation.trec import read_grades
-from aeenc.files.lines import parsed, refuse_half, text_lines
+from aeenc.files.lines import json_lines, refuse_half
 from aeenc.trees.dataset import Accessible, Candidate, Dataset
 
 Source = Dataset | RatedDataset
@@ -162,10 +162,7 @@ def _accessible(path: Path, name: str, record: Mapping[str, object]) -> Accessib
 def _records(path: Path) -> dict[str, tuple[str, dict[str, object]]]:
     """Reads the texts of a file by their ids, each with the object that holds it; those without a word are left out."""
     found: dict[str, tuple[str, dict[str, object]]] = {}
-    for place, line in text_lines(path):
-        if not line.strip():
-            continue
-        record = parsed(place, line)
+    for place, record in json_lines(path):
         fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else []
         name, *words = [field for field in fields if isinstance(field, str)] or [""]
         if not name or len(words) < 2 or not isinstance(record, dict):
