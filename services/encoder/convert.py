@@ -117,11 +117,6 @@ def to_versions(versions: Versions) -> list[encoder_pb2.LoadedVersion]:
     ]
 
 
-def to_labels(versions: Versions) -> list[types_pb2.Label]:
-    """Lists the labels as this process serves them."""
-    return [label_of(row) for _, row in sorted(versions.labels.items())]
-
-
 def to_swaps(swaps: Iterable[Swap], instance: str) -> list[types_pb2.Rollout]:
     """Lists the last swaps of this encoder, newest first."""
     return [

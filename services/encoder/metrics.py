@@ -26,12 +26,12 @@ class EncoderMetrics:
         self.queued_tokens = gauge("aeenc_encoder_queued_tokens", "Tokens admitted and not yet answered", ["lane"])
         about = "Time that a call's texts waited for a worker"
         self.queue_seconds = histogram("aeenc_encoder_queue_seconds", about, ["lane"], buckets=_SECONDS)
-        self._batch_items = histogram("aeenc_encoder_batch_items", "Texts in a batch", buckets=_ITEMS)
+        self.batch_items = histogram("aeenc_encoder_batch_items", "Texts in a batch", buckets=_ITEMS)
         about = "Tokens in a batch without padding"
-        self._batch_tokens = histogram("aeenc_encoder_batch_tokens", about, buckets=_TOKENS)
-        self._padding = histogram("aeenc_encoder_padding_ratio", "Share of a batch that is padding", buckets=_RATIO)
+        self.batch_tokens = histogram("aeenc_encoder_batch_tokens", about, buckets=_TOKENS)
+        self.padding = histogram("aeenc_encoder_padding_ratio", "Share of a batch that is padding", buckets=_RATIO)
         about = "Time of one batch in the model"
-        self._compute = histogram("aeenc_encoder_compute_seconds", about, buckets=_SECONDS)
+        self.compute_seconds = histogram("aeenc_encoder_compute_seconds", about, buckets=_SECONDS)
         self.refused = counter("aeenc_encoder_refused", "Calls refused by admission", ["reason"])
         about = "Texts dropped before they were computed"
         self.dropped = counter("aeenc_encoder_dropped_texts", about, ["reason"])
@@ -40,13 +40,6 @@ class EncoderMetrics:
         self.swaps = counter("aeenc_encoder_swaps", about, ["space", "label", "outcome"])
         about = "1 for what computes here, 0 when it is a fall-back"
         self.runtime = gauge("aeenc_encoder_runtime", about, ["runtime"])
-
-    def batch(self, *, items: int, tokens: int, computed: int, seconds: float) -> None:
-        """Records one computed batch; `computed` counts the tokens of its texts and the padding."""
-        self._batch_items.observe(items)
-        self._batch_tokens.observe(tokens)
-        self._padding.observe(1 - tokens / computed)
-        self._compute.observe(seconds)
 
 
 class ServedLabels(Collector):

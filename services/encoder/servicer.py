@@ -12,7 +12,7 @@ from services.encoder import convert
 from services.encoder.batching.encoder import Encoder
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.versions import Versions
-from services.kit.convert import deadline_s, request_id
+from services.kit.convert import deadline_s, label_of, request_id
 from services.kit.credentials.gate import caller, origin
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, to_service_info
@@ -72,7 +72,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             default_space_id=self._versions.space_id,
             dim=premise.dim if premise else 0,
             versions=convert.to_versions(self._versions),
-            labels=convert.to_labels(self._versions),
+            labels=[label_of(row) for _, row in sorted(self._versions.labels.items())],
             swaps=convert.to_swaps(self._history, self._server.settings.instance),
             runtime=self._runtime,
             runtime_reason=self._runtime_reason,

@@ -193,7 +193,7 @@ class CostModel:
         self._kinds: dict[type[Runner], CostModel] = {}
         self._seen = 0
         self._last = 0.0
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._sums = [0.0] * 5  # decayed: of 1, tokens, seconds, tokens², and tokens times seconds
 
     def of(self, kind: type[Runner]) -> CostModel:
         """Returns the model of one class of runners: a cross-encoder takes longer for a token than an encoder."""
@@ -206,11 +206,8 @@ class CostModel:
             seconds = min(seconds, OUTLIER * (slope * tokens + fixed))
         self._seen += 1
         self._last = time.monotonic()
-        self._weight = self._weight * DECAY + 1
-        self._x = self._x * DECAY + tokens
-        self._y = self._y * DECAY + seconds
-        self._xx = self._xx * DECAY + tokens * tokens
-        self._xy = self._xy * DECAY + tokens * seconds
+        terms = (1, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._sums = [total * DECAY + term for total, term in zip(self._sums, terms, strict=True)]
 
     @property
     def is_known(self) -> bool:
@@ -220,17 +217,19 @@ class CostModel:
     @property
     def line(self) -> tuple[float, float]:
         """Seconds for each token and fixed seconds for each batch, both at least 0."""
-        if not self._weight:
+        weight, x, y, xx, xy = self._sums
+        if not weight:
             return 0.0, 0.0
-        spread = self._xx - self._x * self._x / self._weight
-        slope = (self._xy - self._x * self._y / self._weight) / spread if spread > MIN_SPREAD else 0.0
-        mean = self._y / self._x if self._x else 0.0
+        spread = xx - x * x / weight
+        slope = (xy - x * y / weight) / spread if spread > MIN_SPREAD else 0.0
+        mean = y / x if x else 0.0
         slope = min(max(slope, 0.0), mean)  # at most the mean: then the fixed part is 0
-        return slope, max((self._y - slope * self._x) / self._weight, 0.0)
+        return slope, max((y - slope * x) / weight, 0.0)
 
     def queue_s(self, tokens: int) -> float:
         """Seconds until the workers have computed that many tokens of other calls."""
-        return tokens * self._y / self._x / self._workers if self._x else 0.0
+        _, x, y, *_ = self._sums
+        return tokens * y / x / self._workers if x else 0.0
 
     def compute_s(self, tokens: int) -> float:
         """Seconds for that many tokens on an idle encoder, spread over the workers; at least one batch."""

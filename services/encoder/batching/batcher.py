@@ -28,7 +28,7 @@ from services.encoder.batching.queues import LANES, Batch, Call, Item, Lane, Que
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.runners import Runner, Tokens
 from services.encoder.runtime.thread_priority import WORKER, lower_priority
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import cancel_all, every
 from services.kit.logs import get
 
 log = get(__name__)
@@ -87,7 +87,7 @@ class Batcher:
         """
         loop = asyncio.get_running_loop()
         if self._watch is None:
-            self._watch = loop.create_task(self._watch_workers())
+            self._watch = loop.create_task(every(WATCH_S, self._replace_stuck, "looking after the workers failed"))
         call = Call(len(texts), runner.width, loop.create_future(), caller, time.monotonic())
         until = math.inf if deadline is None else deadline
         items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]
@@ -115,13 +115,8 @@ class Batcher:
         for worker in workers:
             await asyncio.to_thread(worker.thread.join, max(deadline - time.monotonic(), 0.0))
 
-    async def _watch_workers(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            self._replace_stuck(self._stuck_s)
-
-    def _replace_stuck(self, after_s: float) -> None:
-        """Fails each batch that a thread has held for `after_s`, and starts a new thread.
+    async def _replace_stuck(self) -> None:
+        """Fails each batch that a thread has held for `stuck_s`, and starts a new thread.
 
         With as many threads lost as there are workers it starts none: one that comes back goes on. When all hang, it
         fails what waits.
@@ -129,7 +124,7 @@ class Batcher:
         now = time.monotonic()
         for worker in list(self._workers):
             with self._changed:
-                if not worker.hangs and (worker.held is None or now - worker.since <= after_s):
+                if not worker.hangs and (worker.held is None or now - worker.since <= self._stuck_s):
                     continue
                 self._lost = [one for one in self._lost if one.thread.is_alive()]
                 replaces = len(self._lost) < len(self._workers)
@@ -138,7 +133,7 @@ class Batcher:
                 worker.given_up, worker.hangs = replaces, True
                 held = worker.let_go()
                 waiting = self._queues.drain() if self._all_hang() and not replaces else []
-            message = f"the model did not come back within {after_s:g} s; retry"
+            message = f"the model did not come back within {self._stuck_s:g} s; retry"
             _fail(held, Unavailable(message, reason=WORKER_STUCK))
             _fail(waiting, _hanging())
             if replaces:
@@ -193,7 +188,7 @@ class Batcher:
             if worker.given_up:
                 return
             if len(batch) == 1:
-                _tell(_fail, batch, _public(error))
+                _tell(_fail, batch, error if isinstance(error, AeencError) else _public(error))
                 return
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
@@ -236,7 +231,10 @@ class Batcher:
         computed = max(item.length for item in batch) * len(batch) if runner.pads else tokens
         self._cost.observe(computed, seconds)
         self._cost.of(type(runner)).observe(computed, seconds)
-        self._metrics.batch(items=len(batch), tokens=tokens, computed=computed, seconds=seconds)
+        self._metrics.batch_items.observe(len(batch))
+        self._metrics.batch_tokens.observe(tokens)
+        self._metrics.padding.observe(1 - tokens / computed)
+        self._metrics.compute_seconds.observe(seconds)
 
     def _drop(self, items: Batch, expired: Sequence[bool]) -> None:
         for item, is_late in zip(items, expired, strict=True):
@@ -260,10 +258,8 @@ def _hanging() -> Unavailable:
     return Unavailable("every worker hangs in the model; use another encoder and restart this one", reason=WORKER_STUCK)
 
 
-def _public(error: Exception) -> Exception:
+def _public(error: Exception) -> AeencError:
     """Turns an error of the runtime into one that a caller may see."""
-    if isinstance(error, AeencError):
-        return error
     public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason=MODEL_FAILED)
     public.__cause__ = error  # for the log
     return public

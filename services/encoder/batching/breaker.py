@@ -70,11 +70,10 @@ class Breaker:
             del self._probes[key]
 
     def _mark(self, model: Model, precision: str, failure: str) -> None:
-        was_failing = model.failing.pop(precision, "")
+        before = model.failing.pop(precision, "")
         if failure:
             model.failing[precision] = failure
-        if failure and not was_failing:
-            log.error("a model fails every run", version=model.version, reason=failure)
-        elif was_failing and not failure:
-            log.info("a model computes again", version=model.version)
+        if bool(failure) != bool(before):
+            what = "a model fails every run" if failure else "a model computes again"
+            log.warning(what, version=model.version, precision=precision, reason=failure or before)
         self._on_change()

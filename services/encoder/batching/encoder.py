@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,14 +135,16 @@ class Encoder:
         if len(call.selection.routing_key.encode()) > MAX_KEY_BYTES:
             raise InvalidArgument.field("routing_key", f"is over {MAX_KEY_BYTES} bytes; send a hash of it")
         model, default = self._versions.resolve(call.role, call.selection)
-        if call.is_unary:
-            _check_answer(len(call.texts), model.dim, self._limits)
+        room = max(1, (self._limits.message_bytes - ENVELOPE_BYTES) // (4 * model.dim))
+        if call.is_unary and len(call.texts) > room:
+            raise TooLarge.field(
+                "texts",
+                f"{len(call.texts):,} vectors of {model.dim:,} values do not fit an answer of "
+                f"{self._limits.message_bytes:,} bytes; send at most {room:,} texts a call, or use EncodeStream",
+            )
         prefix = model.description.prefixes[call.role]
         texts = [prefix + text for text in call.texts] if prefix else call.texts
-
-        def tokenize() -> TokenBatch:
-            return model.tokenization.texts(texts, truncate=call.truncate)
-
+        tokenize = partial(model.tokenization.texts, texts, truncate=call.truncate)
         call = replace(call, precision=model.choose(call.precision, default, call.role))
         return await self._run(call, model, tokenize, [len(text) for text in texts], started)
 
@@ -159,10 +162,7 @@ class Encoder:
                 f"the label names an ensemble of {', '.join(ensemble)}; score by one of these versions, or rank by "
                 "all of them with rerank in IndexService.Retrieve"
             )
-
-        def tokenize() -> TokenBatch:
-            return model.tokenization.pairs(call.query, call.texts, truncate=call.truncate)
-
+        tokenize = partial(model.tokenization.pairs, call.query, call.texts, truncate=call.truncate)
         chosen = replace(call, precision=model.choose(call.precision, default, "query"))
         characters = [len(call.query) + len(premise) for premise in call.texts]
         return replace(await self._run(chosen, model, tokenize, characters, started), ensemble=ensemble)
@@ -244,17 +244,6 @@ def _parts(texts: Sequence[Tokens], limit: int) -> Iterator[Sequence[Tokens]]:
             start, held = position, 0
         held += len(text.ids)
     yield texts[start:]
-
-
-def _check_answer(count: int, dim: int, limits: Limits) -> None:
-    """Refuses texts whose vectors one answer cannot hold."""
-    most = max(1, (limits.message_bytes - ENVELOPE_BYTES) // (4 * dim))
-    if count > most:
-        raise TooLarge.field(
-            "texts",
-            f"{count:,} vectors of {dim:,} values do not fit an answer of {limits.message_bytes:,} bytes; send at most "
-            f"{most:,} texts a call, or use EncodeStream",
-        )
 
 
 def _check_query(query: str, limits: Limits) -> None:

@@ -142,13 +142,11 @@ class Queues:
         return dropped
 
     def _next_lane(self) -> Lane | None:
-        interactive, bulk = (bool(self._lanes[lane]) for lane in LANES)
-        if interactive and bulk:
+        busy = [lane for lane in LANES if self._lanes[lane]]
+        if len(busy) > 1:
             self._turn = (self._turn + 1) % BULK_TURN
             return "bulk" if self._turn == 0 else "interactive"
-        if interactive:
-            return "interactive"
-        return "bulk" if bulk else None
+        return busy[0] if busy else None
 
     def _next_batch(self, runner: Runner, queue: _Queue, now: float) -> Batch:
         in_window = bool(queue.batches)

@@ -14,7 +14,6 @@ import mmap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +53,7 @@ FILES = {
     "probes.int8.npy",
     "metrics.json",
 }
+AGAIN = "publish the checkpoint again"
 _SCORE, _SEGMENTS = "score", "token_type_ids"
 _ONNX = {FLOAT32: "model.onnx", INT8: "model.int8.onnx", FLOAT16: "model.fp16.onnx"}
 _TORCH = {FLOAT32: WEIGHTS, FLOAT16: WEIGHTS}
@@ -76,6 +76,10 @@ class LoadOptions:
     def on_gpu(self) -> bool:
         """Whether encoders run on a GPU."""
         return self.torch_device.startswith("cuda") if self.torch_device else self.pairs_on_gpu
+
+    def places_on_gpu(self, description: Description) -> bool:
+        """Whether a model runs on a GPU."""
+        return self.pairs_on_gpu if description.is_cross_encoder else self.on_gpu
 
     @property
     def pairs_on_gpu(self) -> bool:
@@ -127,19 +131,18 @@ def add_precision(
     name = _file_of(description, options, precision)
     if not name:
         raise _cannot(description, precision, "half precision is for a GPU, int8 for onnxruntime on a CPU")
-    if name != WEIGHTS and name not in artifact.files:
+    if name not in artifact.files:
         measured = artifact.meta.get("int8" if precision == INT8 else "fp16", {}).get("reason", "")
         raise _cannot(description, precision, f"it has no {name}{f': {measured}' if measured else ''}")
     if precision == INT8 and not description.int8_passed:
         raise _cannot(description, precision, "its int8 model did not pass the trainer's gate")
     if model.runners:  # the first time, all files were read just now
         _check_hashes(artifact, [name], pause)
-    runner = _runner(artifact, description, options, precision)
+    runner = _runner(artifact, description, options, name, half=precision == FLOAT16)
     pause()
     _warm(runner, description, options, pause)
     probes = "probes.int8.npy" if precision == INT8 else "probes.npy"
-    tokens = probe_tokens(artifact, description, model.tokenization)
-    _check_probes(artifact, description, tokens, runner, probes)
+    _check_probes(artifact, description, probe_tokens(artifact, description, model.tokenization), runner, probes)
     model.runners[precision] = runner
 
 
@@ -152,20 +155,18 @@ def _cannot(description: Description, precision: str, why: str) -> FailedPrecond
 
 def _file_of(description: Description, options: LoadOptions, precision: str) -> str:
     """Returns the file of a precision; "" for one that this encoder computes for no model of this type."""
-    is_pair = description.model_type == "cross-encoder"
-    on_gpu = options.pairs_on_gpu if is_pair else options.on_gpu
+    on_gpu, is_pair = options.places_on_gpu(description), description.is_cross_encoder
     if (precision == FLOAT16 and not on_gpu) or (precision == INT8 and is_pair and on_gpu):
         return ""
     return (_TORCH if options.torch_device and not is_pair else _ONNX).get(precision, "")
 
 
-def _runner(artifact: Artifact, description: Description, options: LoadOptions, precision: str) -> Runner:
-    name = _file_of(description, options, precision)
-    if description.model_type == "cross-encoder":
+def _runner(artifact: Artifact, description: Description, options: LoadOptions, name: str, *, half: bool) -> Runner:
+    if description.is_cross_encoder:
         pairs = open_session(_scanned(artifact, name), options.placement, _SCORE, {_SEGMENTS})
         return PairRunner(pairs, pad_id=description.pad_id, segmented=_SEGMENTS in inputs_of(pairs))
     if name == WEIGHTS:
-        session: Session = open_torch_session(artifact, options.torch_device, half=precision == FLOAT16)
+        session: Session = open_torch_session(artifact, options.torch_device, half=half)
     else:
         session = open_session(_scanned(artifact, name), options.placement, EMBEDDING)
     return PaddedRunner(session, pad_id=description.pad_id, dim=description.dim)
@@ -174,18 +175,17 @@ def _runner(artifact: Artifact, description: Description, options: LoadOptions, 
 def check_place(description: Description, space_id: str, premises: Description | None) -> None:
     """Raises FailedPrecondition unless kind and space are the label's, and the rest is as in the premise encoder."""
     version = description.version
-    if (description.model_type == "cross-encoder") != (space_id == CROSS_ENCODERS):
-        raise FailedPrecondition(f"checkpoint {version} is a {description.model_type}; space {space_id} has none")
+    if description.is_cross_encoder != (space_id == CROSS_ENCODERS):
+        kind = "cross-encoder" if description.is_cross_encoder else "sentence-encoder"
+        raise FailedPrecondition(f"checkpoint {version} is a {kind}; space {space_id} has none")
     if description.space_id != space_id:
         raise FailedPrecondition(
             f"checkpoint {version} is of space {description.space_id}, the label is of space {space_id}"
         )
     if premises is None:
         return
-    if description.dim != premises.dim:
-        raise FailedPrecondition(f"checkpoint {version} has {description.dim} dimensions, its space has {premises.dim}")
-    for name, found in description.text_spec.items():
-        if found != (expected := premises.text_spec[name]):
+    for name, found in description.space_spec.items():
+        if found != (expected := premises.space_spec[name]):
             raise FailedPrecondition(
                 f"checkpoint {version} has {name} {found!r}, its space has {expected!r}; publish it as it was trained"
             )
@@ -239,8 +239,7 @@ def _warm(runner: Runner, description: Description, options: LoadOptions, pause:
     """
     longest = description.max_tokens
     shapes = [(1, length) for length in WARM_LENGTHS if length < longest] + [(1, longest)]
-    on_gpu = options.pairs_on_gpu if description.model_type == "cross-encoder" else options.on_gpu
-    if on_gpu and options.batch_tokens >= 2 * longest:
+    if options.places_on_gpu(description) and options.batch_tokens >= 2 * longest:
         shapes.append((options.batch_tokens // longest, longest))
     for texts, length in shapes:
         try:
@@ -260,14 +259,19 @@ def _check_probes(
 ) -> None:
     """Raises FailedPrecondition for rows that are not close to those at export, DataLoss for bad probes."""
     path, computed = artifact.file(expected_file), _computed_in_twos(runner, tokens)
-    if description.model_type == "cross-encoder":
-        worst = float(np.abs(computed[:, 0] - _expected(path, (len(tokens),))).max())
+    if description.is_cross_encoder:
+        computed = computed[:, 0]
+    with damage_is_data_loss(path, AGAIN):
+        expected = np.array(map_array(path), dtype=np.float64)
+    if expected.shape != computed.shape:
+        raise DataLoss(f"{path} has shape {expected.shape}, not {computed.shape}; {AGAIN}")
+    if description.is_cross_encoder:
+        worst = float(np.abs(computed - expected).max())
         is_close, is_off = worst <= SCORE_TOLERANCE, f"off by {worst:.4f}, {SCORE_TOLERANCE} is allowed"
     else:
-        expected = _expected(path, computed.shape)
         norms = np.linalg.norm(expected, axis=1)
         if not np.all(np.abs(norms - 1) <= NORM_TOLERANCE):
-            raise DataLoss(f"{path} holds vectors without unit norm; publish the checkpoint again")
+            raise DataLoss(f"{path} holds vectors without unit norm; {AGAIN}")
         worst = float((np.einsum("nd,nd->n", computed, expected) / norms).min())
         is_close, is_off = worst >= MIN_COSINE, f"cosine {worst:.4f}, {MIN_COSINE} is needed"
     if not is_close:
@@ -278,10 +282,15 @@ def _check_probes(
 def probe_tokens(artifact: Artifact, description: Description, tokenization: Tokenization) -> Sequence[Tokens]:
     """Returns the tokens of a model's probes: texts, or pairs. Raises DataLoss."""
     path = artifact.file("probes.json")
-    if description.model_type != "cross-encoder":
-        return tokenization.texts([str(text) for text in _read_probes(path, "texts")], truncate=True).tokens
-    pairs = [(str(query), str(premise)) for query, premise in _read_probes(path, "pairs")]
-    return [tokenization.pairs(query, [premise], truncate=True).tokens[0] for query, premise in pairs]
+    with damage_is_data_loss(path, AGAIN):
+        probes = json.loads(path.read_bytes())["pairs" if description.is_cross_encoder else "texts"]
+        if not description.is_cross_encoder:
+            tokens = tokenization.texts(probes, truncate=True).tokens
+        else:
+            tokens = [tokenization.pairs(query, [text], truncate=True).tokens[0] for query, text in probes]
+    if not tokens:
+        raise DataLoss(f"{path} holds no probe; {AGAIN}")
+    return tokens
 
 
 def _computed_in_twos(runner: Runner, probes: Sequence[Tokens]) -> NDArray[np.float32]:
@@ -289,19 +298,3 @@ def _computed_in_twos(runner: Runner, probes: Sequence[Tokens]) -> NDArray[np.fl
     order = sorted(range(len(probes)), key=lambda n: len(probes[n].ids))
     twos = [runner.run([probes[n] for n in order[start : start + 2]]) for start in range(0, len(order), 2)]
     return np.concatenate(twos)[np.argsort(order)]
-
-
-def _read_probes(path: Path, key: str) -> list[Any]:
-    with damage_is_data_loss(path, "publish the checkpoint again"):
-        probes = list(json.loads(path.read_bytes())[key])
-    if not probes:
-        raise DataLoss(f"{path} holds no probe; publish the checkpoint again")
-    return probes
-
-
-def _expected(path: Path, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    with damage_is_data_loss(path, "publish the checkpoint again"):
-        expected = np.array(map_array(path), dtype=np.float64)
-    if expected.shape != shape:
-        raise DataLoss(f"{path} has shape {expected.shape}, not {shape}; publish the checkpoint again")
-    return expected

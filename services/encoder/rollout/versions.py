@@ -82,7 +82,7 @@ class Versions:
                 raise FailedPrecondition("premises are always encoded by the space's own encoder; leave `model` unset")
             model = self.models[self.premise_versions[space_id]]
             return model, model.description.premise_precision
-        return self._named(space_id, selection)
+        return self._named(space_id, selection)[:2]
 
     def resolve_cross_encoder(self, selection: Selection) -> tuple[Model, str, Sequence[str]]:
         """Returns the cross-encoder for a Score, its precision, and all versions of its label where these are several.
@@ -95,13 +95,11 @@ class Versions:
                 "no cross-encoder is `stable` here; publish one, name one in AEENC_TRAINER_CROSS_ENCODER, or rank by "
                 "the scores of IndexService.Retrieve"
             )
-        model, precision = self._named(CROSS_ENCODERS, selection)
-        if selection.version:
-            return model, precision, ()
-        together = self.labels[CROSS_ENCODERS, self._label(CROSS_ENCODERS, selection)].versions
-        return model, precision, together if len(together) > 1 else ()
+        model, precision, versions = self._named(CROSS_ENCODERS, selection)
+        return model, precision, versions if len(versions) > 1 else ()
 
-    def _named(self, space_id: str, selection: Selection) -> tuple[Model, str]:
+    def _named(self, space_id: str, selection: Selection) -> tuple[Model, str, Sequence[str]]:
+        """Returns the model of a version, or the first of a label, its precision, and all versions of the label."""
         if selection.version:
             model = self.models.get(selection.version)
             if model is None or model.space_id != space_id:
@@ -110,16 +108,13 @@ class Versions:
                     f"version {selection.version!r} is not loaded ({loaded} are); point a label at it: "
                     f"`aeenc publish {selection.version} --label trial`"
                 )
-            return model, self.precision_of(model.version)
-        label = self._label(space_id, selection)
+            return model, self.precision_of(model.version), [model.version]
+        label = selection.label or (CANARY if self._is_canary(space_id, selection.routing_key) else STABLE)
         row = self.labels.get((space_id, label))
         if row is None:
             named = ", ".join(sorted(name for space, name in self.labels if space == space_id))
             raise VersionNotLoaded(f"label {label!r} names nothing here (there are {named})")
-        return self.models[row.versions[0]], row.precision
-
-    def _label(self, space_id: str, selection: Selection) -> str:
-        return selection.label or (CANARY if self._is_canary(space_id, selection.routing_key) else STABLE)
+        return self.models[row.versions[0]], row.precision, row.versions
 
     def _is_canary(self, space_id: str, routing_key: str) -> bool:
         """Whether the canary gets a call. Every encoder decides the same for one key."""

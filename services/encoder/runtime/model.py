@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -16,9 +16,7 @@ from services.encoder.runtime.runners import Runner, Tokens
 from services.store.artifacts import Artifact
 from services.store.formats import damage_is_data_loss
 
-ModelType = Literal["sentence-encoder", "cross-encoder"]
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
-_META = ("space_id", "dim", "max_tokens", "pad_id", "query_prefix", "premise_prefix")
 _TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -28,7 +26,7 @@ class Description:
 
     version: str
     manifest_sha256: str
-    model_type: ModelType
+    is_cross_encoder: bool
     space_id: str
     dim: int
     max_tokens: int
@@ -41,21 +39,19 @@ class Description:
     def of(cls, artifact: Artifact) -> Description:
         """Reads a manifest. Raises DataLoss unless it is a checkpoint's."""
         meta: Mapping[str, Any] = artifact.meta
-        missing = [name for name in _META if name not in meta]
         of_premises = str(meta.get("premise_precision", FLOAT32))
         if of_premises not in {FLOAT32, INT8}:
             raise FailedPrecondition(
                 f"checkpoint {artifact.id} is of a space with premises in {of_premises}, which this release does not "
                 "know; update the encoder"
             )
-        if artifact.kind != "checkpoint" or missing:
-            lacks = ", ".join(missing) or "kind"
-            raise DataLoss(f"{artifact.path} is not a checkpoint (missing {lacks}); publish it again")
+        if artifact.kind != "checkpoint":
+            raise DataLoss(f"{artifact.path} is a {artifact.kind}, not a checkpoint; publish it again")
         with damage_is_data_loss(artifact.path, "publish it again"):
             return cls(
                 version=artifact.id,
                 manifest_sha256=artifact.manifest_sha256,
-                model_type="cross-encoder" if meta.get("model_type") == "cross-encoder" else "sentence-encoder",
+                is_cross_encoder=meta.get("model_type") == "cross-encoder",
                 space_id=str(meta["space_id"]),
                 dim=int(meta["dim"]),
                 max_tokens=int(meta["max_tokens"]),
@@ -66,9 +62,10 @@ class Description:
             )
 
     @property
-    def text_spec(self) -> dict[str, int | str]:
-        """The treatment of a text before it is encoded, by the names of the manifest: that of its whole space."""
-        return {"max_tokens": self.max_tokens, **{f"{role}_prefix": prefix for role, prefix in self.prefixes.items()}}
+    def space_spec(self) -> dict[str, int | str]:
+        """The facts that all checkpoints of a space share, by the names of the manifest."""
+        prefixes = {f"{role}_prefix": prefix for role, prefix in self.prefixes.items()}
+        return {"dim": self.dim, "max_tokens": self.max_tokens, **prefixes}
 
     def text_of(self, length: int) -> Tokens:
         """Returns some text of so many tokens, none of them padding."""
@@ -167,7 +164,6 @@ class Model:
         self.version = description.version
         self.space_id = description.space_id
         self.dim = description.dim
-        self.model_type = description.model_type
         self.tokenization = tokenization
         self.runners = dict(runners)
         self.reserved: list[object] = []

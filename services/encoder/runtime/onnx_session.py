@@ -54,15 +54,11 @@ VALUES_A_BYTE = 2  # of the densest type, which has four bits
 
 
 class Placement(NamedTuple):
-    """Where a runtime computes, and why not on a GPU that is there. `cuda` are the options of CUDA's provider."""
+    """Where a runtime computes, with the options of each provider, and why not on a GPU that is there."""
 
     providers: Sequence[str]
     reason: str = ""
-    cuda: Mapping[str, str] = {}
-
-    def options(self) -> list[dict[str, str]]:
-        """The options of each provider."""
-        return [dict(self.cuda) if provider == CUDA else {} for provider in self.providers]
+    options: Sequence[dict[str, str]] | None = None
 
 
 def providers_of(device: str, gpu_bytes: int = 0, *, or_cpu: bool = False) -> Placement:
@@ -73,21 +69,19 @@ def providers_of(device: str, gpu_bytes: int = 0, *, or_cpu: bool = False) -> Pl
     their memory (0: no bound).
     """
     is_must = device != "auto" and not or_cpu
-    has_cuda = CUDA in ort.get_available_providers()
     if device == "cpu":
         return Placement([CPU])
-    if not has_cuda and not is_must:
-        unused = "has a GPU, and this onnxruntime has no CUDA; install the extra encoder-gpu"
-        return Placement([CPU], f"this machine {unused}, or set AEENC_ENCODER_DEVICE=cpu" if _has_gpu() else "")
-    if not has_cuda:
-        raise FailedPrecondition(
-            f"AEENC_ENCODER_DEVICE={device}, but this onnxruntime has no CUDA; install the extra encoder-gpu"
-        )
+    if CUDA not in ort.get_available_providers():
+        reason = "this onnxruntime has no CUDA; install the extra encoder-gpu"
+        if is_must:
+            raise FailedPrecondition(f"AEENC_ENCODER_DEVICE={device}, but {reason}")
+        has_gpu = any(DEVICES.glob("nvidia[0-9]*"))  # shown to this process by the driver of NVIDIA
+        return Placement([CPU], f"a GPU is there, but {reason}, or set AEENC_ENCODER_DEVICE=cpu" if has_gpu else "")
     ort.preload_dlls()  # the CUDA libraries that were installed as wheels
     cuda = {"device_id": device.partition(":")[2] or "0", "use_tf32": "0"}  # single precision is meant: no TF32
     if gpu_bytes:
         cuda["gpu_mem_limit"] = str(gpu_bytes)
-    placement = Placement([CUDA, CPU], cuda=cuda)
+    placement = Placement([CUDA, CPU], options=[cuda, {}])
     if _opens_with_cuda(placement):
         return placement
     reason = "this onnxruntime has CUDA and its sessions are on the CPU; repair the driver or the CUDA libraries"
@@ -106,17 +100,12 @@ def multiplies_int8() -> bool:
     return bool(_INT8_PRODUCTS & words)
 
 
-def _has_gpu() -> bool:
-    """Whether the driver of NVIDIA shows a card to this process."""
-    return any(DEVICES.glob("nvidia[0-9]*"))
-
-
 def _opens_with_cuda(placement: Placement) -> bool:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
         session = ort.InferenceSession(
-            _IDENTITY, options, providers=list(placement.providers), provider_options=placement.options()
+            _IDENTITY, options, providers=list(placement.providers), provider_options=placement.options
         )
         return CUDA in session.get_providers()
     except Exception:  # noqa: BLE001 -- the runtime raises its own unexported classes
@@ -142,7 +131,7 @@ def open_session(
     slower = _SLOWER_FUSIONS if providers == [CPU] else []
     try:
         session = ort.InferenceSession(
-            path, options, providers=providers, provider_options=placement.options(), disabled_optimizers=slower
+            path, options, providers=providers, provider_options=placement.options, disabled_optimizers=slower
         )
     except Exception as error:  # the runtime raises its own unexported classes
         raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:200]}") from error

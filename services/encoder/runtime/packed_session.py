@@ -33,12 +33,8 @@ def can_pack(config: Any, device: str) -> bool:
         return False
     head = config.hidden_size // config.num_attention_heads
     fits = head % HEAD_DIMS == 0 and head <= LARGEST_HEAD
-    return bool(fits and _has_flash_attention(device))
-
-
-def _has_flash_attention(device: str) -> bool:
-    built = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
-    return built and torch.cuda.get_device_capability(device) >= AMPERE
+    has_flash_attention = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    return bool(fits and has_flash_attention and torch.cuda.get_device_capability(device) >= AMPERE)
 
 
 class PackedSession:

@@ -80,9 +80,6 @@ class PairRunner:
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Ids, Ids]:
     """Pads rows to one matrix (n, longest) and returns it with its mask."""
-    if len(rows) == 1:
-        alone = np.array(rows, dtype=np.int64)
-        return alone, np.ones_like(alone)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     inside = np.arange(int(lengths.max())) < lengths[:, None]
     ids = np.full(inside.shape, pad_id, dtype=np.int64)

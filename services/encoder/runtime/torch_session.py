@@ -54,8 +54,6 @@ def open_torch_session(artifact: Artifact, device: str, *, half: bool = False) -
     """Opens a checkpoint's safetensors. Raises FailedPrecondition or DataLoss for files that are not a model."""
     from services.transformer import PooledTransformer, load_transformer
 
-    if WEIGHTS not in artifact.files or "config.json" not in artifact.files:
-        raise FailedPrecondition(f"checkpoint {artifact.id} has no {WEIGHTS} for the torch runtime; use onnxruntime")
     pooling = str(artifact.meta.get("pooling", "mean"))
     model = PooledTransformer(load_transformer(artifact.path), pooling)
     return session_of(model.to(device).eval().requires_grad_(False), device, half=half)

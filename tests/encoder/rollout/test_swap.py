@@ -228,7 +228,7 @@ def external_default_of_a_function(path, meta) -> None:
 
 WELL_HASHED = [
     (other_probes, "gives other values for its probes"),
-    (other_dimension, f"has {DIM * 2} dimensions, its space has {DIM}"),
+    (other_dimension, f"has dim {DIM * 2}, its space has {DIM}"),
     (longer_probes, r"probes\.npy holds vectors without unit norm"),
     (other_limit, r"has max_tokens 32, its space has 64; publish it as it was trained"),
     (other_prefix, r"has query_prefix 'query: ', its space has ''; publish it as it was trained"),

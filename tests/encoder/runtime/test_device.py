@@ -124,7 +124,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 )
 def test_a_process_takes_the_card_that_is_named_and_no_more_of_it_than_it_may(card, device, gpu_bytes, options) -> None:
     placement = onnx_session.providers_of(device, gpu_bytes)
-    assert (placement.providers, placement.options()) == ([CUDA, CPU], [options, {}])
+    assert (placement.providers, placement.options) == ([CUDA, CPU], [options, {}])
     assert card.opened == [options]
 
 
@@ -162,7 +162,7 @@ def torch_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("device", "number"), [("auto", "0"), ("cuda", "0"), ("cuda:1", "1")])
 def test_cross_encoders_compute_on_the_card_that_torch_takes(torch_on_a_card, card, device, number) -> None:
     options, _, handicap = encoder_main._options(EncoderSettings(runtime="torch", device=device))
-    assert options.placement.options()[0]["device_id"] == number
+    assert options.placement.options[0]["device_id"] == number
     assert (options.pairs_on_gpu, handicap) == (True, "")
 
 

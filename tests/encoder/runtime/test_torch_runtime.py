@@ -116,7 +116,7 @@ def test_files_that_are_no_model_are_refused(
 
 
 def test_a_checkpoint_without_safetensors_needs_onnxruntime(artifact_store: ArtifactStore) -> None:
-    with pytest.raises(errors.FailedPrecondition, match=r"no model.safetensors for the torch runtime"):
+    with pytest.raises(errors.FailedPrecondition, match=r"it has no model.safetensors"):
         load_in_torch(write_tiny_checkpoint(artifact_store, seed=0))
 
 

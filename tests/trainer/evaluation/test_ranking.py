@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -65,3 +67,18 @@ def test_the_nearest_premises_are_those_of_a_full_sort_without_the_one_that_is_d
             assert ordinals[n].tolist() == expected
             assert scores[n].tolist() == exact[expected].tolist()
     assert nearest(queries, premises[:1], 20, [0] * QUERIES)[0].shape == (QUERIES, 0)
+
+
+@pytest.mark.parametrize("ranked", ["nearest", "gold"])
+def test_a_ranking_never_holds_the_scores_of_all_premises(ranked: str) -> None:
+    queries, premises = unit(128, 4), unit(200_000, 4)
+    tracemalloc.start()
+    try:
+        if ranked == "nearest":
+            nearest(queries, premises, 25)
+        else:
+            gold_ranks(queries, premises, [np.arange(2)] * len(queries))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(queries) * len(premises), "bytes: half of their scores"
