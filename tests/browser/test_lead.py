@@ -194,6 +194,20 @@ async def test_disputes_are_decided_by_keys_alone_and_again_until_they_stand(ben
         assert await first.count() == 0
 
 
+async def test_each_person_is_set_beside_what_was_decided(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate", undo_s=0.0) as at:
+        await disputed(at, "hypothesis 0")
+        page = await at.window("lea", "adjudicator")
+        await page.get_by_role("region", name="Disputed: hypothesis 0").wait_for()
+        people = page.get_by_role("region", name="People")
+        await people.get_by_role("cell", name="ann", exact=True).wait_for()
+        assert await people.get_by_text(" of ").count() == 0, "nothing is decided yet"
+        for key in ("ArrowDown", "a", "r", "Control+Enter"):
+            await page.keyboard.press(key)
+        for name, share in (("ann", "2 of 2"), ("bob", "0 of 2")):
+            await people.get_by_role("row").filter(has_text=name).get_by_role("cell", name=share).wait_for()
+
+
 async def test_disputes_are_read_as_far_as_there_are_any_and_one_look_at_a_time(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ _VERDICTS = {
     "abstains": Verdict(ABSTAINS),
     "unseen": Verdict(UNSEEN),
 }
-
+_YES_NO = (values.Judgement.EXPLAINS, values.Judgement.DOES_NOT_EXPLAIN)
 _REMARKS = {"irrelevant": oracle.IRRELEVANT, "bad_fact": oracle.BAD_FACT}
 
 
@@ -393,6 +393,21 @@ async def agreement(call: Call) -> Any:
     return await call.client.people.get_agreement(call.run)
 
 
+async def upheld(call: Call) -> Any:
+    """How each person has judged what an adjudicator decided: `[as it was decided, in all]` by name."""
+    call.person.must_be("adjudicator")
+    found: dict[str, list[int]] = {}
+    async for task in call.client.people.list_tasks(call.run):
+        decision = {one.premise_id: one for one in task.decision.verdicts if one.annotator and one.judgement in _YES_NO}
+        for answer in task.answers:
+            for verdict in (*answer.verdicts, *answer.additions):
+                if verdict.premise_id in decision and verdict.judgement in _YES_NO:
+                    counts = found.setdefault(answer.annotator, [0, 0])
+                    counts[0] += verdict.judgement is decision[verdict.premise_id].judgement
+                    counts[1] += 1
+    return found
+
+
 async def changes(call: Call) -> Any:
     """The latest changes of a run's tasks, the latest first: the audit trail; and its answers by hour (UTC)."""
     call.person.must_be("adjudicator")
@@ -432,6 +447,7 @@ _READS: dict[str, Handler] = {
     "/api/runs/{run}/tree": tree,
     "/api/runs/{run}/answers": answers,
     "/api/runs/{run}/agreement": agreement,
+    "/api/runs/{run}/upheld": upheld,
     "/api/runs/{run}/changes": changes,
     "/api/runs/{run}/tree.svg": picture,
     "/api/runs/{run}/download/{form}": download,

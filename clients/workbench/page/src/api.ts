@@ -56,6 +56,7 @@ export interface Agreement {
   reports: { annotator: string; answers: number; late: number; control_verdicts: number; control_correct: number; median_elapsed: number; answers_hour: number; refused_share: number | null; positive_agreement: (number | null)[] }[];
   controls: Control[];
 }
+export type Upheld = Record<string, [same: number, decided: number]>; // by person, of what an adjudicator decided
 export interface Control {
   query: string; answers: number; verdicts: number; correct: number; mistakes: { right: Verdict; people: number }[];
 }

@@ -1,6 +1,6 @@
 // What a team lead looks at: queues, conflicts side by side, agreement, trees to download.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { call, follow, fresh, lettersOn, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type History, type Queue, type QueuedRun, type Answer, type Word } from "./api";
+import { call, follow, fresh, lettersOn, useLatest, type Agreement, type Change, type Control, type Counts, type Dispute, type History, type Queue, type QueuedRun, type Answer, type Upheld, type Word } from "./api";
 import { Progress } from "./progress";
 import { nodeLink, runName, SAID, SAYS } from "./words";
 
@@ -38,6 +38,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
   const [last, setLast] = useState<{ dispute: Dispute; verdicts: Said } | null>(null); // what was decided last
   const [again, setAgain] = useState<Dispute | null>(null); // it is being decided again
   const [agreed, setAgreed] = useState<Agreement | null>(null);
+  const [upheld, setUpheld] = useState<Upheld>({});
   const [history, setHistory] = useState<History | null>(null);
   const [told, setTold] = useState("");
   const chosen = useRef("");
@@ -59,6 +60,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
     await of<History>(run, "changes", setHistory);
     await of<Agreement>(run, "agreement", setAgreed);
   };
+  const loadUpheld = (): Promise<void> => of<Upheld>(chosen.current, "upheld", setUpheld); // it reads all tasks: not at each event
   useEffect(() => { reloadRuns().catch(failed); }, [live.join()]);
   useEffect(() => { // at first the run that needs a decision most
     const most = runs.reduce((most, one) => (one.conflicts > most.conflicts ? one : most), runs[0]!);
@@ -78,8 +80,9 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
     if (chosen.current) setTold(""); // what is told before a run is chosen is not of another run
     chosen.current = run;
     setAgreed(null);
+    setUpheld({});
     setHistory(null);
-    if (run) void loadFigures();
+    if (run) { void loadFigures(); void loadUpheld(); }
   }, [run]);
 
   const say = (dispute: Dispute, id: string, word: Word): void => {
@@ -104,7 +107,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
     busy.current = false;
     void reloadQueues();
     await loadDisputes();
-    if (run_id === chosen.current) await loadFigures();
+    if (run_id === chosen.current) { await loadUpheld(); await loadFigures(); }
   }
 
   function decideAgain(): void {
@@ -171,7 +174,7 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
         {history && <Progress counts={queues.flatMap((queue) => queue.runs).find((one) => one.run_id === run)} answers={history.answers} />}
         <h2>Agreement</h2>
         {!agreed && <p class="quiet">Reading …</p>}
-        {agreed && <Figures agreed={agreed} />}
+        {agreed && <Figures agreed={agreed} upheld={upheld} />}
         {agreed && agreed.controls.length > 0 && <Controls controls={agreed.controls} />}
         <h2>What was done</h2>
         {history && <Trail run={run} changes={history.latest} />}
@@ -235,17 +238,17 @@ function Conflict({ dispute, run, verdicts, stands, say, decide, leave }: Confli
   );
 }
 
-function Figures({ agreed }: { agreed: Agreement }) {
+function Figures({ agreed, upheld }: { agreed: Agreement; upheld: Upheld }) {
   const figure = (value: number | null): string => (value === null ? "undefined" : value.toFixed(3));
   return <>
     <p>Positive agreement {figure(agreed.positive_agreement)}, F1 of edges {figure(agreed.edge_f1)}.</p>
     <p>Cohen's kappa {figure(agreed.cohen_kappa)}, Fleiss' kappa {figure(agreed.fleiss_kappa)}, Krippendorff's alpha {figure(agreed.krippendorff_alpha)}, over {agreed.candidates} candidates. Where nearly all is refused, these mislead: read the disputes, too.</p>
-    <Reports reports={agreed.reports} />
+    <Reports reports={agreed.reports} upheld={upheld} />
   </>;
 }
 
 // Who works how: those first who agree least with somebody.
-function Reports({ reports }: { reports: Agreement["reports"] }) {
+function Reports({ reports, upheld }: { reports: Agreement["reports"]; upheld: Upheld }) {
   const rows = reports.map((one) => ({
     ...one,
     others: one.positive_agreement.flatMap((share, n) => (share === null ? [] : [{ name: reports[n]!.annotator, share }])).sort((first, second) => first.share - second.share),
@@ -256,6 +259,7 @@ function Reports({ reports }: { reports: Agreement["reports"] }) {
       <thead><tr>
         <th scope="col">Person</th>{["Answers", "Last hour", "Late", "Controls right", "Seconds, median"].map((name) => <th scope="col" key={name} class="figure">{name}</th>)}
         <th scope="col" class="figure" title="Of the candidates that they have accepted or refused">Refused</th>
+        <th scope="col" class="figure" title="Of what they have accepted or refused and an adjudicator has decided">Decided as they said</th>
         <th scope="col" title="Positive agreement: of all that one of the two has accepted, how much both have">Agrees with</th>
       </tr></thead>
       <tbody>{rows.map((one) => (
@@ -263,6 +267,7 @@ function Reports({ reports }: { reports: Agreement["reports"] }) {
           <td>{one.annotator}</td><td class="figure">{one.answers}</td><td class="figure">{one.answers_hour}</td><td class="figure">{one.late}</td>
           <td class="figure">{one.control_verdicts > 0 && `${one.control_correct} of ${one.control_verdicts}`}</td>
           <td class="figure">{one.median_elapsed.toFixed(1)}</td><td class="figure">{percent(one.refused_share)}</td>
+          <td class="figure">{upheld[one.annotator]?.join(" of ")}</td>
           <td>{one.others.map(({ name, share }) => `${name} ${percent(share)}`).join(", ")}</td>
         </tr>
       ))}</tbody>
