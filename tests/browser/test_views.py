@@ -136,7 +136,7 @@ async def shown(page: Any, query: str) -> None:
 async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: Any, size: tuple[int, int]) -> None:
     async with bench(overlap=2, policy="adjudicate") as at:
         at.world.index.suffix = " " + "x" * 300  # a long word
-        await disputed(at, "hypothesis 0")
+        run_id = await disputed(at, "hypothesis 0")
         await at.run([f"hypothesis 1 {'y' * 300}"], k=9)
         page = await at.window("chief", "admin")
         await page.set_viewport_size({"width": size[0], "height": size[1]})
@@ -156,6 +156,16 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
         await page.get_by_role("button", name="Add", exact=True).first.click()
         await page.keyboard.press("Escape")
         await look("annotate")
+        await page.keyboard.press("o")
+        await page.get_by_label("Run").select_option(run_id)
+        earlier = page.get_by_role("button", name="Reopen: hypothesis 0").first
+        await earlier.wait_for()
+        await look("answers")
+        await earlier.click()
+        await shown(page, "hypothesis 0")
+        await look("earlier answer")
+        await page.keyboard.press("k")
+        await shown(page, "hypothesis 1")
         await page.keyboard.press("?")
         await page.get_by_role("dialog", name="Guideline").wait_for()
         await look("guideline")
