@@ -13,7 +13,7 @@ from services.encoder.batching.encoder import Encoder
 from services.encoder.batching.queues import CPU_BATCH_ITEMS, CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, GPU_WORKERS
 from services.encoder.metrics import EncoderMetrics, ServedLabels
 from services.encoder.rollout.candidates import CandidateLoader
-from services.encoder.rollout.follower import Follower, FollowerOptions
+from services.encoder.rollout.follower import Follower
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.loading import LoadOptions
 from services.encoder.rollout.versions import Versions
@@ -49,9 +49,6 @@ def build(settings: EncoderSettings) -> GrpcServer:
     redis = connect(settings.redis_url, **settings.redis())
     registry = Registry(redis, settings.namespace)
     follower = Follower(
-        FollowerOptions(
-            settings.instance, settings.space_id, settings.state_dir, settings.poll_s, options.faster, handicap
-        ),
         registry,
         CandidateLoader(
             registry,
@@ -63,6 +60,12 @@ def build(settings: EncoderSettings) -> GrpcServer:
         versions,
         history,
         server.readiness,
+        instance=settings.instance,
+        space_id=settings.space_id,
+        state_dir=settings.state_dir,
+        poll_s=settings.poll_s,
+        faster=options.faster,
+        handicap=handicap,
     )
     limits = Limits(
         message_bytes=settings.message_bytes,

@@ -17,7 +17,7 @@ import contextlib
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,39 +42,35 @@ RETRY_S = 1.0
 START_PATIENCE_S = 10.0
 
 
-@dataclass(frozen=True)
-class FollowerOptions:
-    """The instance that follows, the directory of its state, and its polling interval in seconds.
+class Follower:
+    """Follows the labels of the registry, and reads them every `poll_s` seconds. Call `start` once; `stop` ends it.
 
     `space_id` is the one space to serve; empty: the registry's default one and every other that has a label.
     `faster`: what the encoder offers to compute, as `Registry.heartbeat` has it. `handicap`: why it computes on less
     than it has; such an encoder reports DEGRADED.
     """
 
-    instance: str
-    space_id: str
-    state_dir: Path
-    poll_s: float
-    faster: Mapping[str, str]
-    handicap: str = ""
-
-
-class Follower:
-    """Follows the labels of the registry. Call `start` once; `stop` ends its tasks."""
-
     def __init__(
         self,
-        options: FollowerOptions,
         registry: Registry,
         loader: CandidateLoader,
         versions: Versions,
         history: SwapHistory,
         readiness: Readiness,
+        *,
+        instance: str,
+        space_id: str,
+        state_dir: Path,
+        poll_s: float,
+        faster: Mapping[str, str],
+        handicap: str,
     ) -> None:
-        self._options, self._registry, self._loader = options, registry, loader
-        self._versions, self._history, self._readiness = versions, history, readiness
+        self._registry, self._loader, self._versions = registry, loader, versions
+        self._history, self._readiness = history, readiness
+        self._instance, self._space_id, self._poll_s = instance, space_id, poll_s
+        self._faster, self._handicap = faster, handicap
         self._acknowledged: dict[LabelKey, tuple[int, str]] = {}  # revision and version acknowledged last
-        self._state_file = StateFile(options.state_dir)
+        self._state_file = StateFile(state_dir)
         self._spaces = Spaces(loader, versions, history)
         self._tasks: set[asyncio.Task[None]] = set()
         self._applying = asyncio.Lock()  # from reading a row to serving it: an older row never follows a newer one
@@ -111,7 +107,7 @@ class Follower:
         """Stops following and signs off."""
         await cancel_all(list(self._tasks))
         with contextlib.suppress(errors.Unavailable, TimeoutError):
-            await asyncio.wait_for(self._registry.sign_off(self._options.instance), 1.0)
+            await asyncio.wait_for(self._registry.sign_off(self._instance), 1.0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -126,7 +122,7 @@ class Follower:
         retried = time.monotonic()
         while True:
             try:
-                wait_s = self._options.poll_s if self._versions.complete else RETRY_S
+                wait_s = self._poll_s if self._versions.complete else RETRY_S
                 seen = await self._registry.wait_for_event(last_event, wait_s)
                 if time.monotonic() - retried >= wait_s:
                     self._retry_failed, retried = True, time.monotonic()
@@ -144,19 +140,19 @@ class Follower:
         await self._wake.wait()  # the start was the first one
         self._wake.clear()
         trouble = "following the registry failed"
-        await every(self._options.poll_s, self._round, trouble, wake=self._wake, tell=self._fall_behind)
+        await every(self._poll_s, self._round, trouble, wake=self._wake, tell=self._fall_behind)
 
     async def _round(self) -> None:
         retry_failed, self._retry_failed = self._retry_failed, False
         await self._apply(retry_failed=retry_failed)
 
     async def _send_heartbeat(self) -> None:
-        if await self._registry.heartbeat(self._options.instance, self._options.faster):
+        if await self._registry.heartbeat(self._instance, self._faster):
             self._acknowledged.clear()  # the registry did not know this encoder: it has no answer of it either
 
     async def _apply(self, *, retry_failed: bool) -> None:
         """Serves what the rows name, as far as the candidates pass."""
-        preferred = self._options.space_id or await self._registry.checkpoints.default_space()
+        preferred = self._space_id or await self._registry.checkpoints.default_space()
         if preferred is None:
             self._name_nothing("the registry names no space; start the trainer, it publishes the base model")
             return
@@ -214,7 +210,9 @@ class Follower:
             named = {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
             await self._end_overtaken(named)
             if (self._versions.space_id or self._preferred, STABLE) in named:
-                self._withdraw_all_but(named)
+                self._versions.withdraw_all_but(named.keys())
+                self._history.forget_all_but(named.keys())
+                self._acknowledged = {key: sent for key, sent in self._acknowledged.items() if key in named}
             for row in sorted(rows, key=lambda row: row.name != STABLE):  # a rollback goes first
                 if not self._is_served(row) and self._spaces.has_loaded(row):
                     with _span_of("swap", row):
@@ -246,15 +244,9 @@ class Follower:
         if is_overtaken and latest is not None:
             await self._refuse(row, f"overtaken by revision {latest.revision} ({latest.version})")
 
-    def _withdraw_all_but(self, named: Mapping[LabelKey, LabelRow | None]) -> None:
-        self._versions.withdraw_all_but(named.keys())
-        self._history.forget_all_but(named.keys())
-        for key in self._acknowledged.keys() - named.keys():
-            del self._acknowledged[key]
-
     async def _rows(self) -> list[LabelRow]:
         """Reads the labels to follow: those of the configured space, or all; and which a newer release has written."""
-        space_id, newer = self._options.space_id, dict[LabelKey, str]()
+        space_id, newer = self._space_id, dict[LabelKey, str]()
         rows = await self._registry.labels(newer=newer)
         followed = (space_id, CROSS_ENCODERS)
         self._newer = {key: why for key, why in newer.items() if not space_id or key[0] in followed}
@@ -282,16 +274,21 @@ class Follower:
         state, key = await self._state_file.load(), (stable.space_id, stable.name)
         rows = [row for row in (state.labels if state else ()) if (row.space_id, row.name) == key]
         for row in (*rows, replace(stable, version=stable.previous, precision=FLOAT32)):
-            if not row.version or _is_same(row, stable):
-                continue
-            try:
+            if row.version and not _is_same(row, stable) and not await self._bring_back(replace(row, revision=0)):
+                return
+
+    async def _bring_back(self, row: LabelRow) -> str:
+        """Serves what was served before, unless its label has come to serve; returns why that cannot be."""
+        key = (row.space_id, row.name)
+        try:
+            if key not in self._versions.labels:
                 await self._spaces.load(row)
-            except errors.AeencError as error:
-                log.warning("cannot fall back", version=row.version, reason=error.message)
-                continue
-            if not self._versions.complete:  # otherwise the label has moved to a loaded version meanwhile
-                self._serve(replace(row, revision=0))
-            return
+        except errors.AeencError as error:
+            log.warning("cannot serve again", label=row.name, version=row.version, reason=error.message)
+            return error.message
+        if key not in self._versions.labels:  # nor has an event had it served meanwhile
+            self._serve(row)
+        return ""
 
     def show_readiness(self) -> None:
         """Derives readiness from what is served, what fails and what is followed."""
@@ -314,8 +311,8 @@ class Follower:
             self._readiness.degraded(f"space {refused[0]} keeps its premise encoder: {reason}")
         elif failing := self._versions.failing():
             self._readiness.degraded(failing)
-        elif self._options.handicap:
-            self._readiness.degraded(self._options.handicap)
+        elif self._handicap:
+            self._readiness.degraded(self._handicap)
         else:
             self._readiness.serving()
 
@@ -352,9 +349,8 @@ class Follower:
             asyncio.get_running_loop().call_later(START_PATIENCE_S, self.show_readiness)
 
     async def _acknowledge(self, row: LabelRow, *, ok: bool, reason: str = "") -> None:
-        instance = self._options.instance
         await self._send_heartbeat()
-        rollout = RolloutRow(instance, row.revision, ok=ok, reason=reason, at=datetime.now(UTC))
+        rollout = RolloutRow(self._instance, row.revision, ok=ok, reason=reason, at=datetime.now(UTC))
         await self._registry.acknowledge(row.space_id, row.name, rollout)
         self._acknowledged[row.space_id, row.name] = (row.revision, row.version)
 
@@ -375,16 +371,8 @@ class Follower:
                 except errors.Unavailable as error:  # the next space may be at hand
                     failure = failure or error.message
             for row in state.labels:
-                key = (row.space_id, row.name)
-                try:
-                    if key not in self._versions.labels:
-                        await self._spaces.load(row)
-                except errors.AeencError as error:
-                    log.warning("a saved label cannot be served", label=row.name, reason=error.message)
-                    failure = failure or error.message
-                    continue
-                if key not in self._versions.labels:  # nor has an event had it served meanwhile
-                    self._serve(row)
+                why_not = await self._bring_back(row)
+                failure = failure or why_not  # the first is the cause of the others
         finally:
             self._loader.known = {}
         if self._versions.complete:

@@ -61,14 +61,13 @@ class SwapHistory:
             self._failures[row.space_id, row.name] = swap
             log.error("label keeps its version", label=row.name, refused=row.version, reason=reason)
             return
-        seconds = round(duration_s, 3)
         log.info(
             "label serves",
             label=row.name,
             version=row.version,
             precision=row.precision,
             revision=row.revision,
-            seconds=seconds,
+            seconds=round(duration_s, 3),
         )
 
     def failure(self, space_id: str, label: str) -> str:
@@ -112,12 +111,9 @@ class SavedState:
 
     def over(self, older: SavedState) -> SavedState:
         """Returns this state with the spaces and labels that only the older one has."""
-        labels = {(row.space_id, row.name) for row in self.labels}
-        return SavedState(
-            {**self.spaces, **older.spaces, **self.spaces},
-            [*self.labels, *(row for row in older.labels if (row.space_id, row.name) not in labels)],
-            {**older.manifests, **self.manifests},
-        )
+        labels = {(row.space_id, row.name): row for row in (*older.labels, *self.labels)}
+        spaces = {**self.spaces, **older.spaces, **self.spaces}
+        return SavedState(spaces, list(labels.values()), {**older.manifests, **self.manifests})
 
 
 class StateFile:
