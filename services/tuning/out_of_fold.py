@@ -20,8 +20,8 @@ from services.corpus.generation import Generation, PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense.exact import FlatIndex
 from services.index.lexical.bm25 import LexicalIndex
-from services.index.ranking import alone
-from services.index.ranking.fusion import POOL, Prior, with_pair_scores
+from services.index.ranking import alone, fusion
+from services.index.ranking.fusion import POOL, Prior
 from services.index.ranking.stages import KEPT_SCORES, Call, Stages
 from services.index.values import ALL, FEATURES, VECTOR_FEATURES, Mode, Scope, SearchHits, TextQuery
 from services.store.artifacts import Artifact
@@ -158,9 +158,8 @@ def reranked(
     """Yields each ranking with its first premises ordered by score + `weight` x the cross-encoder's; others follow."""
     for hits, own in zip(rankings, scores, strict=True):
         n = len(own)
-        first = with_pair_scores(hits.first(n), own, weight, n)
-        ordinals, scores_of_all = (first.ordinals, hits.ordinals[n:]), (first.scores, hits.scores[n:])
-        yield SearchHits(np.concatenate(ordinals), np.concatenate(scores_of_all))
+        rest = SearchHits(hits.ordinals[n:], hits.scores[n:])
+        yield fusion.reranked(hits.first(n), [own], n, weight).followed_by(rest)
 
 
 def fit(examples: Sequence[Example], names: Sequence[str] = FEATURES) -> dict[str, float]:

@@ -13,7 +13,7 @@ others. The weighted sum of all features orders the first DEPTH premises anew, o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,7 @@ def fuse(
 ) -> NDArray[np.float32]:
     """Combines the `dense` and `lexical` scores of the same candidates (n,); `lexical_weight` lies in [0, 1]."""
     normalise = scaled if method == "min_max" else _by_rank
-    both = (1.0 - lexical_weight) * normalise(dense) + lexical_weight * normalise(lexical)
-    return both.astype(np.float32)
+    return ((1.0 - lexical_weight) * normalise(dense) + lexical_weight * normalise(lexical)).astype(np.float32)
 
 
 def reranked(hits: SearchHits, scores: Sequence[NDArray[np.float32]], k: int, weight: float) -> SearchHits:
@@ -50,24 +49,18 @@ def reranked(hits: SearchHits, scores: Sequence[NDArray[np.float32]], k: int, we
     """
     if not len(hits.ordinals):
         return hits
-    total = scores[0] if len(scores) == 1 else -sum_of_ranks(hits.ordinals, scores)
+    total = scores[0] if len(scores) == 1 else -_sum_of_ranks(hits.ordinals, scores)
     if weight:
-        return with_pair_scores(hits, total, weight, k)
+        total = (hits.scores + weight * total.astype(np.float64)).astype(np.float32)
     return SearchHits.best(hits.ordinals, total, k, exact=hits.exact)
 
 
-def sum_of_ranks(ordinals: NDArray[np.int64], scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def _sum_of_ranks(ordinals: NDArray[np.int64], scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Adds up the ranks, from 1, that several scores (n,) give; equal scores rank by ordinal."""
     total = np.zeros(len(ordinals), np.float32)
     for own in scores:
         total[np.lexsort((ordinals, -own))] += np.arange(1, len(ordinals) + 1, dtype=np.float32)
     return total
-
-
-def with_pair_scores(hits: SearchHits, scores: NDArray[np.float32], weight: float, k: int) -> SearchHits:
-    """Ranks hits by their own score plus `weight` times a cross-encoder's (n,); keeps the best k."""
-    both = (hits.scores + weight * scores.astype(np.float64)).astype(np.float32)
-    return SearchHits.best(hits.ordinals, both, k, exact=hits.exact)
 
 
 def fuse_hits(
@@ -220,9 +213,9 @@ def order_by(first: SearchHits, features: NDArray[np.float64], weights: Mapping[
     n = len(features)
     sums = features @ np.array([weights.get(name, 0.0) for name in FEATURES])
     least = float(first.scores[n - 1]) if n else 0.0
-    ordered = SearchHits.best(first.ordinals[:n], least + (1.0 - least) * scaled(sums.astype(np.float32)), n)
-    rest = SearchHits(first.ordinals[n:], first.scores[n:])
-    return replace(ordered.followed_by(rest), exact=first.exact).first(k)
+    scores = least + (1.0 - least) * scaled(sums.astype(np.float32))
+    ordered = SearchHits.best(first.ordinals[:n], scores, n, exact=first.exact)
+    return ordered.followed_by(SearchHits(first.ordinals[n:], first.scores[n:])).first(k)
 
 
 class FirstWords:
@@ -251,9 +244,8 @@ class FirstWords:
         self.total = float(self.wanted.sum()) or 1.0
         self.rarity = np.array([float(lexical.rarity[ids].sum()) for ids, _ in rows])
         self.lengths = np.array([len(ids) for ids, _ in rows])
-        found = {
-            one: rank for rank, one in enumerate(lexical.iterate(terms, depth, allowed).ordinals.tolist(), start=1)
-        }
+        ranked = lexical.iterate(terms, depth, allowed).ordinals.tolist()
+        found = {one: rank for rank, one in enumerate(ranked, start=1)}
         self.iterative = [found.get(one, NOT_FOUND * depth) for one in first.ordinals.tolist()]
 
     def given(self, partners: int) -> NDArray[np.float64]:

@@ -325,9 +325,8 @@ class Stages:
 
     async def _turn_from(self, call: Call, hits: list[SearchHits]) -> list[SearchHits]:
         """Turns the vectors away from what the best have in common; ranking begins anew."""
-        ordinals = [found.ordinals.tolist() for found in hits]
-        share = call.query.negative_feedback
-        call.vectors = await self._in_thread(partial(call.turned, call.vectors, ordinals, share))
+        best = [found.ordinals.tolist() for found in hits]
+        call.vectors = await self._in_thread(partial(call.turned, call.vectors, best, call.query.negative_feedback))
         return []
 
     async def _order_by_features(self, call: Call, hits: list[SearchHits], *, k: int) -> list[SearchHits]:
