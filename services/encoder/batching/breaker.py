@@ -74,6 +74,6 @@ class Breaker:
         if failure:
             model.failing[precision] = failure
         if bool(failure) != bool(before):
-            what = "a model fails every run" if failure else "a model computes again"
-            log.warning(what, version=model.version, precision=precision, reason=failure or before)
+            tell, what = (log.error, "a model fails every run") if failure else (log.info, "a model computes again")
+            tell(what, version=model.version, precision=precision, reason=failure or before)
         self._on_change()
