@@ -323,7 +323,7 @@ async def test_people_qualify_first_and_a_lead_sees_what_they_got_wrong(bench: A
         lead = await at.window("lead", "adjudicator")
         await lead.get_by_role("link", name="Lead").click()
         await lead.get_by_role("heading", name="Control items").wait_for()
-        assert await lead.get_by_text("does not explain; otherwise said: 1").count() == 2
+        assert await lead.get_by_text("refused; otherwise said: 1").count() == 2
 
 
 async def test_a_sampler_that_is_restarted_loses_no_answer(bench: Any) -> None:
