@@ -35,8 +35,9 @@ import numpy as np
 from aeenc import Retry
 from benchmarks.fleet.backups import backups
 from benchmarks.fleet.writers import LABELS, Look, Writers
-from benchmarks.harness.fleet import CORPUS, PREMISES, SERVICES, Fleet, running_fleet
+from benchmarks.harness.fleet import CORPUS, NAMESPACE, PREMISES, SERVICES, Fleet, running_fleet
 from benchmarks.harness.rows import Rows, run_parts
+from services.sampler.records.keys import RunKeys
 from support.servers.replicated_redis import ReplicatedRedis
 from support.servers.s3_server import s3_server
 from support.service_process import ServiceProcess
@@ -54,6 +55,7 @@ KEPT = {
                 "grace_s": KEEP_S},
 }  # fmt: skip
 REWRITE = {"auto-aof-rewrite-percentage": 20, "auto-aof-rewrite-min-size": 65536}  # or the log swings by a megabyte
+EVENTS = 500  # of all queues, of which the sampler keeps 100,000: more than half an hour makes
 LOOKS, GROWTH = 300, 0.02  # of `retention`: over the whole time; of the last third over the middle one
 
 
@@ -264,7 +266,7 @@ async def retention(rows: Rows, given: argparse.Namespace) -> None:
 
 async def _looks(fleet: Fleet, seconds: float) -> list[dict[str, float]]:
     """Redis's memory for data, its log, and the other files but the notes of builds, in MB, again and again."""
-    found = []
+    found, events = [], RunKeys(NAMESPACE).all_events
     async with fleet.store() as redis:
         for name, value in REWRITE.items():
             await redis.config_set(name, value)
@@ -273,6 +275,7 @@ async def _looks(fleet: Fleet, seconds: float) -> list[dict[str, float]]:
             async for key in redis.scan_iter("*request*", count=1000):  # kept for a day; here no longer than runs
                 if await redis.ttl(key) > KEEP_S:
                     await redis.expire(key, int(KEEP_S))
+            await redis.xtrim(events, maxlen=EVENTS, approximate=False)
             memory = (await redis.info("memory"))["used_memory_dataset"] / 1e6  # without the buffers of a rewrite
             log, disk = await asyncio.to_thread(_sizes_mb, fleet.home)
             found.append({"Redis memory": memory, "Redis's log": log, "disk": disk})
