@@ -85,7 +85,7 @@ def _calls(owner: object, names: Collection[str]) -> Iterator[tuple[Callable[...
         if name.startswith("_") or (name == "close" and kind in {AsyncClient, Channel}):
             continue
         method, title = getattr(owner, name), f"{kind.__name__}.{name}"
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(_parameters(function))
         own = {**SOUND, **OWN.get(title, {})}
         needed = {
             one.name: own.get(one.name, "x")
@@ -107,6 +107,17 @@ def _calls(owner: object, names: Collection[str]) -> Iterator[tuple[Callable[...
                     {**needed, parameter.name: value},
                     f"{parameter.name}={label}" + (" (callback)" if is_callback else ""),
                 )
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """The parameters of a method, with each keyword of a TypedDict instead of `**options`."""
+    for one in inspect.signature(function).parameters.values():
+        if one.kind is not one.VAR_KEYWORD:
+            yield one
+            continue
+        keywords = inspect.getmodule(function).__dict__[one.annotation.removeprefix("Unpack[").removesuffix("]")]
+        for name, kind in keywords.__annotations__.items():
+            yield inspect.Parameter(name, one.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _values(names: Collection[str]) -> Iterator[tuple[Callable[..., Any], str, dict[str, Any], str]]:

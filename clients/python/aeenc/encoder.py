@@ -53,7 +53,7 @@ class EncoderClient:
 
         `request_id` passes on the `x-request-id` of the call that this one is part of.
         """
-        request = EncodeOptions(**options).request(texts)
+        request = EncodeOptions.of(options, "encode").request(texts)
         response = await self.channel.unary(
             self._stub.Encode, request, timeout_s=timeout_s, hedge=True, request_id=request_id
         )
@@ -70,7 +70,7 @@ class EncoderClient:
 
         The lane is bulk by default. Raises the error that breaks the stream; `encode_all` resumes instead.
         """
-        asked = EncodeOptions(**options)
+        asked = EncodeOptions.of(options, "encode_stream")
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
             seq = 0
@@ -98,7 +98,7 @@ class EncoderClient:
         lane is bulk by default.
         """
         refuse_single_text(texts)
-        asked = EncodeOptions(**options)
+        asked = EncodeOptions.of(options, "encode_all")
         async with (
             BulkEncoder(self.channel, asked, window=window, patience_s=patience_s) as bulk,
             aclosing(bulk.encode(_batches(texts, at_least_one(batch, "batch")))) as answers,

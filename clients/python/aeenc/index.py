@@ -16,6 +16,7 @@ from aeenc.calls.inputs import (
     change,
     listed,
     refuse_single_text,
+    refuse_unknown,
 )
 from aeenc.calls.premises import build_requests, explanation_requests, premise_messages
 from aeenc.calls.retrieval import (
@@ -28,7 +29,6 @@ from aeenc.calls.retrieval import (
     SearchKeywords,
     SearchResult,
     rank,
-    refuse_unknown,
 )
 from aeenc.transport.channel import AWAY, PASSING, Channel, pause_s
 from aeenc.transport.checks import check_seconds

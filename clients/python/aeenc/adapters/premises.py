@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack
 
-from aeenc.calls.inputs import refuse_single_texts
-from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, RetrieveKeywords, refuse_unknown
+from aeenc.calls.inputs import refuse_single_texts, refuse_unknown
+from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, RetrieveKeywords
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
 from aeenc.index import IndexClient

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from aeenc import values, vectors
-from aeenc.calls.inputs import chosen, refuse_single_text
+from aeenc.calls.inputs import chosen, refuse_single_text, refuse_unknown
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
 from aeenc.values.writing import message, shown
@@ -108,6 +108,12 @@ class EncodeOptions:
     precision: Precision | None = None
     lane: Lane | None = None
     routing_key: str = ""
+
+    @classmethod
+    def of(cls, options: EncodeKeywords, call: str) -> EncodeOptions:
+        """Takes what is given. Raises InvalidArgument for a name that is no option of the `call`."""
+        refuse_unknown(options, EncodeKeywords.__annotations__.keys(), call)
+        return cls(**options)
 
     def request(self, texts: Sequence[str]) -> encoder_pb2.EncodeRequest:
         """Builds the request for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""

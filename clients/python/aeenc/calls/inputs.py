@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -22,6 +22,13 @@ Number = TypeVar("Number")
 MessageT = TypeVar("MessageT", bound=Message)
 
 Items = Iterable[T] | AsyncIterable[T]
+
+
+def refuse_unknown(options: Mapping[str, object], known: Set[str], of: str = "retrieve") -> None:
+    """Raises InvalidArgument for a name that is no option of a call."""
+    if unknown := sorted(options.keys() - known):
+        there = ", ".join(sorted(known))
+        raise InvalidArgument.field(unknown[0], f"is no option of {of}; there are {there}")
 
 
 async def each(items: Items[T], field: str = "items") -> AsyncIterator[T]:

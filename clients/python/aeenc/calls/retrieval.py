@@ -5,7 +5,7 @@ Opens no connection; `aeenc.index` calls.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
@@ -21,6 +21,7 @@ from aeenc.calls.inputs import (
     listed,
     refuse_single_text,
     refuse_single_texts,
+    refuse_unknown,
 )
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import as_message, message, message_of, shown
@@ -303,13 +304,6 @@ class RetrieveKeywords(SearchKeywords, total=False):
 
 CALL_OPTIONS = frozenset(RetrieveKeywords.__annotations__)
 SEARCH_OPTIONS = frozenset(SearchKeywords.__annotations__)
-
-
-def refuse_unknown(options: Mapping[str, object], known: Set[str], of: str = "retrieve") -> None:
-    """Raises InvalidArgument for a name that is no option of a call."""
-    if unknown := sorted(options.keys() - known):
-        there = ", ".join(sorted(known))
-        raise errors.InvalidArgument.field(unknown[0], f"is no option of {of}; there are {there}")
 
 
 Ask = Callable[[index_pb2.RetrieveRequest], Awaitable[Retrieved]]
