@@ -100,7 +100,7 @@ def test_no_option_has_the_name_of_a_parameter():
 
 
 def test_what_is_wrong_is_named():
-    with pytest.raises(aeenc.errors.InvalidArgument, match="top_k: is no option of retrieve"):
+    with pytest.raises(aeenc.errors.InvalidArgument, match="top_k: is not an option of retrieve"):
         AeencRetriever("science", top_k=3)
     with pytest.raises(aeenc.errors.InvalidArgument, match="mode: is 'sparse'"):
         AeencRetriever("science", mode="sparse").run(QUERY)

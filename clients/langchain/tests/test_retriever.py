@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named(retriever):
         AeencRetriever(corpus="science", mode="sparse")
     with pytest.raises(ValidationError, match="top_k"):
         AeencRetriever(corpus="science", top_k=3)
-    with pytest.raises(aeenc.errors.InvalidArgument, match="top_k: is no option of retrieve"):
+    with pytest.raises(aeenc.errors.InvalidArgument, match="top_k: is not an option of retrieve"):
         retriever.invoke(QUERY, top_k=3)
     with pytest.raises(aeenc.errors.InvalidArgument, match="mode: is 'sparse'"):
         retriever.invoke(QUERY, mode="sparse")

@@ -64,7 +64,7 @@ class HeldBody(Body):
 
 
 class SaidBody(Body):
-    """What somebody says of a task."""
+    """What somebody says about a task."""
 
     verdicts: dict[str, Said] = {}
     grades: dict[str, float] = {}

@@ -148,7 +148,7 @@ async def test_the_address_comes_from_the_environment_or_a_running_fleet(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"top_k": 3}, "top_k: is no option of retrieve; there are accepted"),
+        ({"top_k": 3}, "top_k: is not an option of retrieve, which takes accepted"),
         ({"accepted": "p1"}, "accepted: is one string"),
     ],
 )

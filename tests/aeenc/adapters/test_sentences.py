@@ -95,7 +95,7 @@ async def test_a_version_is_asked_for_queries_alone(target: str, servicer: Encod
         ({"prompt": "query: "}, "prompt: is 'query: '.*prefixes of its own"),
         ({"truncate_dim": 8}, "truncate_dim: is 8"),
         ({"pool": {}}, "pool: is {}"),
-        ({"batch": 8}, "batch: is no option"),
+        ({"batch": 8}, "batch: is not an option"),
         ({"batch_size": 0}, "batch_size: is 0"),
         ({"prompt_name": "sts"}, "prompt_name: is 'sts'; give one of query, premise, document, passage"),
     ],

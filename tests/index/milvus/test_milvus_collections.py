@@ -153,7 +153,7 @@ async def test_a_collection_goes_once_nobody_reads_its_generation(
         del held
         await eventually(lambda: is_gone(name), timeout_s=15)
         assert collections() == kept
-        assert artifact_store.documents.names(FOLDER) == [f"{first.id}.science"]
+        await until(lambda: artifact_store.documents.names(FOLDER) == [f"{first.id}.science"])  # removed afterwards
         await raises(errors.NotFound, found(index, generation=second.id), second.id)
         assert await found(index) == ALL
 

@@ -40,9 +40,9 @@ async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before
     assert by_both.results == found.results
     for ask in (built.client.retrieve, built.client.rankings):
         await raises(errors.InvalidArgument, ask("science", texts, retrieval="hybrid"), "retrieval: is 'hybrid'")
-        await raises(errors.InvalidArgument, ask("science", texts, retrieval=kept, top_k=3), "top_k: is no option")
+        await raises(errors.InvalidArgument, ask("science", texts, retrieval=kept, top_k=3), "top_k: is not an option")
     by_vectors = built.client.search("science", np.ones((1, 2), np.float32), space_id="s", mode="hybrid")
-    await raises(errors.InvalidArgument, by_vectors, "mode: is no option of search")
+    await raises(errors.InvalidArgument, by_vectors, "mode: is not an option of search")
 
 
 async def test_premises_too_long_for_one_answer_are_ranked_by_more_calls(index):

@@ -165,7 +165,7 @@ def refuse(options: dict[str, Any]) -> None:
     """Raises InvalidArgument for an option of sentence-transformers that cannot be kept, or that is unknown."""
     for name, value in options.items():
         if name not in _REFUSED:
-            raise InvalidArgument.field(name, "is no option of AeencEncoder.encode")
+            raise InvalidArgument.field(name, "is not an option of AeencEncoder.encode")
         harmless, why = _REFUSED[name]
         if not any(value is one or (isinstance(value, str) and value == one) for one in harmless):
             raise InvalidArgument.field(name, f"is {value!r}, which AeencEncoder cannot do: {why}")

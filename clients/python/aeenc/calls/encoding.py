@@ -111,7 +111,7 @@ class EncodeOptions:
 
     @classmethod
     def of(cls, options: EncodeKeywords, call: str) -> EncodeOptions:
-        """Takes what is given. Raises InvalidArgument for a name that is no option of the `call`."""
+        """Makes them of keyword arguments. Raises InvalidArgument for one that the `call` does not take."""
         refuse_unknown(options, EncodeKeywords.__annotations__.keys(), call)
         return cls(**options)
 

@@ -25,10 +25,10 @@ Items = Iterable[T] | AsyncIterable[T]
 
 
 def refuse_unknown(options: Mapping[str, object], known: Set[str], of: str = "retrieve") -> None:
-    """Raises InvalidArgument for a name that is no option of a call."""
+    """Raises InvalidArgument for an option that a call does not take."""
     if unknown := sorted(options.keys() - known):
         there = ", ".join(sorted(known))
-        raise InvalidArgument.field(unknown[0], f"is no option of {of}; there are {there}")
+        raise InvalidArgument.field(unknown[0], f"is not an option of {of}, which takes {there}")
 
 
 async def each(items: Items[T], field: str = "items") -> AsyncIterator[T]:

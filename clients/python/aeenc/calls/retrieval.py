@@ -226,11 +226,11 @@ class RetrieveOptions(Retrieval):
 
     @classmethod
     def of(cls, retrieval: Retrieval | None, changes: Mapping[str, Any]) -> RetrieveOptions:
-        """Takes over what is given, but for the changes. Raises InvalidArgument for a name that is no option."""
-        if not isinstance(retrieval := Retrieval() if retrieval is None else retrieval, Retrieval):
+        """Copies options, some of them changed. Raises InvalidArgument for one that Retrieve does not take."""
+        if not isinstance(retrieval, Retrieval | None):
             raise errors.InvalidArgument.field("retrieval", f"is {shown(retrieval)}; give RetrieveOptions")
         refuse_unknown(changes, CALL_OPTIONS)
-        return cls(**{**vars(retrieval), **changes})
+        return cls(**{**(vars(retrieval) if retrieval else {}), **changes})
 
     def request(
         self, corpus: str, texts: Sequence[str], accepted: Sequence[Sequence[str]] = ()

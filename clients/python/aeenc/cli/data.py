@@ -124,7 +124,7 @@ def check(
     fact file lacks, candidates that differ only in case, punctuation and
     articles, and ids of several trees. Prints how many there are of each kind
     and split, with an example. The exit code is 1 if a line cannot be read, a
-    query is in train, or there is no train to compare with.
+    query of another split is in train, or the folder has no train split.
     """
     found = faults_of(directory)
     groups: dict[tuple[str, str], list[Fault]] = {}
