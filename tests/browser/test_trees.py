@@ -12,7 +12,7 @@ from browser.test_annotate import read, shown
 from browser.test_safety import findings, needs_axe
 from browser.test_sight import held
 
-from aeenc.oracle import ABSTAINS, REFUSES
+from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Verdict
 from aeenc.trees import Dataset
 from support.waiting import eventually
 
@@ -200,6 +200,8 @@ async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_
             if key:
                 await page.locator(".gutter.seen").nth(1).wait_for()
                 await page.keyboard.press(key)
+            else:
+                await page.wait_for_timeout(1200)  # before, a press was meant for what stood there
             await page.get_by_role("button", name="Save the change").click()
             await page.get_by_text(told).wait_for()
         [task] = [one async for one in at.people.list_answers(run_id, "ann")]
@@ -208,6 +210,47 @@ async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_
         ]
         assert said[:2] == ["EXPLAINS", "EXPLAINS"]
         assert said[-10:] == ["UNSEEN"] * 10
+
+
+async def test_a_refused_row_stays_refused_with_its_time_in_sight_when_another_row_is_changed(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        at.world.index.suffix = " and so on" * 40
+        run_id = await at.run(["hypothesis 0"], k=30, max_depth=0)
+        [lease] = await at.people.lease("ann", run_id=run_id)
+        ids = [one.premise.id for one in lease.task.candidates]
+        given = {one: Verdict(REFUSES, in_sight_ms=1500) for one in ids} | {
+            ids[0]: Verdict(EXPLAINS, in_sight_ms=1200),
+            ids[2]: Verdict(UNSEEN, in_sight_ms=300),
+            ids[-2]: Verdict(REFUSES, in_sight_ms=1700, remark=IRRELEVANT),
+            ids[-1]: Verdict(UNSEEN),
+        }
+        await at.people.submit(lease, given)
+
+        async def verdicts() -> dict[str, tuple[str, str, int]]:
+            [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+            return {
+                one.premise_id: (one.judgement.name, one.remark.name, one.in_sight_ms)
+                for one in task.answers[0].verdicts
+            }
+
+        before = await verdicts()
+        assert [before[one][0] for one in ids].count("DOES_NOT_EXPLAIN") == 27
+        page = await at.window("ann")
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("2")
+        await page.keyboard.press("ArrowDown")
+        await page.locator(".gutter.seen").nth(28).wait_for()  # the third row, too, is in sight for a second now
+        await page.get_by_role("button", name="Save the change").click()
+        await page.get_by_text("Changed.").wait_for()
+        after = await verdicts()
+        assert {one: after[one] for one in (ids[0], *ids[3:])} == {one: before[one] for one in (ids[0], *ids[3:])}
+        assert after[ids[1]][0] == "EXPLAINS"
+        assert after[ids[2]][0] == "DOES_NOT_EXPLAIN"
+        assert after[ids[1]][2] > 1500
+        assert after[ids[2]][2] >= 1000, "what its author has read by now is refused with the time of both"
 
 
 def test_the_practice_tree_is_a_gold_tree_of_the_sample() -> None:

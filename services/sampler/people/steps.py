@@ -183,6 +183,8 @@ def amend(
     if not chosen and replace(new, annotator="", task_id="") == Answer():
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     seen = {one.premise_id: one.in_sight_ms for one in before.verdicts}  # by its author, whoever amends it
+    if annotator == given.annotator:
+        seen = {one: max(seen.get(one, 0), verdict.in_sight_ms) for one, verdict in chosen.items()}
     chosen = {one: replace(verdict, in_sight_ms=seen.get(one, 0)) for one, verdict in chosen.items()}
     holding = {**given.verdicts, **chosen}
     check(record.task, new, holding)

@@ -404,8 +404,12 @@ async def test_remarks_stay_until_their_verdict_is_amended_and_times_in_sight_st
 
         times = [1500, 1500, *(0 for _ in lease.task.candidates[2:])]
         assert await verdicts() == ({first: "IRRELEVANT", second: "BAD_FACT"}, times)
-        await people.amend(given.answer_id, {first: Verdict(EXPLAINS, in_sight_ms=9)}, "lead")
+        amended = await people.amend(given.answer_id, {first: Verdict(EXPLAINS, in_sight_ms=9000)}, "lead")
         assert await verdicts() == ({second: "BAD_FACT"}, times)
+        third = lease.task.candidates[2].premise.id
+        read = {second: Verdict(REFUSES, in_sight_ms=9), third: Verdict(REFUSES, in_sight_ms=1200)}
+        await people.amend(amended, read, "ann")
+        assert await verdicts() == ({}, [1500, 1500, 1200, *times[3:]]), "its author has read on"
 
 
 async def test_a_remark_that_nobody_knows_is_refused_by_name(world: SamplerWorld):

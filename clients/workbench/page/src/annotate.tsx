@@ -5,7 +5,7 @@ import { call, follow, fresh, freshSeq, lettersOn, Problem, setLettersOn, useLat
 import { After, became, type Last } from "./after";
 import { ARMED_MS, Bar } from "./bar";
 import { Candidates } from "./candidates";
-import { acceptedIn, accepts, dropDraft, emptyDraft, folded, heldKey, heldLease, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
+import { acceptedIn, accepts, dropDraft, emptyDraft, folded, heldKey, heldLease, lastKey, loadDraft, metKey, queueKey, saveDraft, saysNothing, sentGrades, sentSight, sentVerdicts, sentWays, timed, unseen, type Draft } from "./draft";
 import { changesOf, decidedOtherwise, draftOfAnswer, leaseOfAnswer } from "./given";
 import { Guideline } from "./guideline";
 import { useRerank } from "./rerank";
@@ -397,13 +397,13 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     if (why) change({ nodeVerdict: why });
     return alone(async () => {
       if (!lease || !latest.current.draft) return;
-      if (lease.given) { await amend(lease, latest.current.draft); return; }
       const draft = timed(latest.current.draft, spent.current);
+      if (lease.given) { await amend(lease, draft); return; }
       const verdicts = sentVerdicts(draft, folds);
       const read = lease.task.candidates.filter((one) => verdicts[one.premise_id] !== "unseen");
       const body = {
         lease: lease.lease_id, verdicts, grades: sentGrades(draft), remarks: Object.fromEntries(Object.entries(draft.remarks).filter(([id]) => verdicts[id] !== "unseen")),
-        in_sight_ms: Object.fromEntries(lease.task.candidates.map(({ premise_id: id }) => [id, Math.round(draft.sightMs[id] ?? 0)])), seen_upto: Math.max(0, ...read.map((one) => one.rank)), note: draft.note,
+        in_sight_ms: sentSight(draft, lease.task.candidates.map((one) => one.premise_id)), seen_upto: Math.max(0, ...read.map((one) => one.rank)), note: draft.note,
         additions: Object.fromEntries(Object.entries(draft.additions).map(([id, one]) => [id, one.leaf ? "leaf" : "explains"])),
         written: draft.written, alternatives: sentWays(draft), intermediates: draft.intermediates, inference: draft.inference, node_verdict: draft.nodeVerdict,
         elapsed_s: draft.spentMs / 1000, seq: freshSeq(),

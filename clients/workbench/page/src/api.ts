@@ -35,7 +35,7 @@ export interface Queue {
 }
 export interface QueuedRun { run_id: string; queue: string; state: string; created_at: string; trees: number; conflicts: number } // ended ones, too
 export interface Verdict {
-  premise_id: string; judgement: string; leaf: boolean; grade: number | null; annotator: string; remark: string; text: string;
+  premise_id: string; judgement: string; leaf: boolean; grade: number | null; annotator: string; remark: string; text: string; in_sight_ms: number;
 }
 export interface Change {
   seq: number; kind: string; task_id: string; query: string; person: string; at: string; answer: Answer | null; reason: string; overlap: number;

@@ -108,6 +108,9 @@ export function sentGrades(draft: Draft): Record<string, number> {
   return Object.fromEntries(Object.entries(draft.grades).filter(([id, grade]) => accepts(draft, id) && Number.isFinite(grade)));
 }
 
+// For how long each of these candidates was in sight, in whole ms.
+export const sentSight = (draft: Draft, ids: string[]): Record<string, number> => Object.fromEntries(ids.map((id) => [id, Math.round(draft.sightMs[id] ?? 0)]));
+
 // The sets of premises that each explain the query, where there is more than one.
 export function sentWays(draft: Draft): string[][] {
   const accepted = acceptedIn(draft);

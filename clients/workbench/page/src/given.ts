@@ -1,6 +1,6 @@
 // An answer that was given, judged again as any task: what it was asked, what it says, and what has changed of it.
 import type { Answer, JudgedTask, Lease, NodeVerdict, Remark, Verdict, Word } from "./api";
-import { acceptedIn, emptyDraft, sentGrades, sentVerdicts, sentWays, type Draft, type Fold } from "./draft";
+import { acceptedIn, emptyDraft, sentGrades, sentSight, sentVerdicts, sentWays, type Draft, type Fold } from "./draft";
 import { SAID } from "./words";
 
 const HOUR_MS = 3_600_000;
@@ -20,10 +20,11 @@ export function draftOfAnswer(lease: Lease): Draft {
   const answer = lease.given?.answer;
   if (!answer) return draft;
   for (const one of [...answer.verdicts, ...answer.additions]) {
-    const { premise_id: id, remark, grade } = one;
+    const { premise_id: id, remark, grade, in_sight_ms: ms } = one;
     const word = wordOf(one);
     const remarked = remark === "irrelevant" || remark === "bad_fact";
     if (word !== "unseen") draft.read.push(id);
+    if (ms) draft.sightMs[id] = ms;
     if (grade) draft.grades[id] = grade;
     if (remarked) draft.remarks[id] = remark as Remark;
     if (!answer.verdicts.includes(one)) { if (word === "explains" || word === "leaf") draft.additions[id] = { text: one.text, leaf: one.leaf }; }
@@ -49,7 +50,7 @@ export function changesOf(lease: Lease, draft: Draft, folds: Fold[]): Record<str
   const [ways, waysBefore] = [sentWays(draft), sentWays(before)];
   const body = {
     verdicts: Object.fromEntries(changed.filter((id) => id in were).map((id) => [id, now[id]])), additions: Object.fromEntries(changed.filter((id) => !(id in were)).map((id) => [id, now[id]])),
-    grades, remarks: draft.remarks,
+    grades, remarks: draft.remarks, in_sight_ms: sentSight(draft, changed),
     written: draft.written.filter((text) => !before.written.includes(text)), intermediates: draft.intermediates.filter((text) => !before.intermediates.includes(text)),
     alternatives: JSON.stringify(ways) === JSON.stringify(waysBefore) ? [] : ways.length > 0 ? ways : [acceptedIn(draft)],
     note: draft.note === before.note ? "" : draft.note, inference: draft.inference === before.inference ? "" : draft.inference, node_verdict: draft.nodeVerdict === before.nodeVerdict ? "" : draft.nodeVerdict,

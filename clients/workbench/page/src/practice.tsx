@@ -57,7 +57,7 @@ function treeNow(): Tree {
   const nodes = NODES.filter((node) => said.has(node.text) || isOpen(node)).map((node): TreeNode => {
     const { text, accepted } = node;
     const path = pathOf(node);
-    const known = said.has(text) ? accepted.map((one) => ({ premise_id: one, text: one, judgement: "explains", leaf: !isNode(one), grade: null, annotator: "", remark: "" })) : [];
+    const known = said.has(text) ? accepted.map((one) => ({ premise_id: one, text: one, judgement: "explains", leaf: !isNode(one), grade: null, annotator: "", remark: "", in_sight_ms: 0 })) : [];
     return { node_id: text, parent_id: path.at(-1)?.text ?? "", premise_id: path.length > 0 ? text : "", text, depth: path.length, state: said.has(text) ? "settled" : "waiting", task_id: text, accepted: known, holders: [], answered: said.has(text) ? 1 : 0, overlap: 1, answers: [], author: "" };
   });
   return { run_id: RUN, hypothesis_id: RUN, nodes, finished: said.size === NODES.length, question: "", answer: "" };

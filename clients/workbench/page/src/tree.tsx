@@ -96,7 +96,7 @@ export function pathTree(lease: Lease): Tree {
     node_id: `${depth}`, parent_id: depth ? `${depth - 1}` : "", premise_id: depth ? `p${depth}` : "", text, depth, task_id: "",
     ...(depth === texts.length - 1 ? { state: "waiting" as const, holders: ["you"] } : { state: "settled" as const, holders: [] }),
     answered: 0, overlap: 1, answers: [], author: "",
-    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, judgement: "explains", leaf: false, grade: null, annotator: "", remark: "" }] : [],
+    accepted: depth < texts.length - 1 ? [{ premise_id: `p${depth + 1}`, text: texts[depth + 1]!, judgement: "explains", leaf: false, grade: null, annotator: "", remark: "", in_sight_ms: 0 }] : [],
   }));
   return { run_id: lease.run_id, hypothesis_id: "", nodes, finished: false, question: "", answer: "" };
 }
