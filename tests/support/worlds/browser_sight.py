@@ -36,7 +36,7 @@ Object.defineProperty(document, "visibilityState", { get: () => window.behind ? 
 window.inSight = JSON.parse(sessionStorage.getItem("inSight") ?? "{}");
 addEventListener("pagehide", () => sessionStorage.setItem("inSight", JSON.stringify(window.inSight)));
 (() => {
-    const ROWS = 'ol[aria-label^="Candidates"] > li';
+    const ROWS = 'ol[aria-label^="Candidates"] > li', LONGEST_MS = 250; // between frames: a machine may have slept
     let lit = [], at = performance.now();
     const box = (name) => document.querySelector(name)?.getBoundingClientRect();
     function frame() {
@@ -44,7 +44,7 @@ addEventListener("pagehide", () => sessionStorage.setItem("inSight", JSON.string
         for (const [key, line, lines] of lit) {
             const known = window.inSight[key] ?? [];
             const times = known.length === lines ? known : Array(lines).fill(0);
-            times[line] += now - at;
+            times[line] += Math.min(now - at, LONGEST_MS);
             window.inSight[key] = times;
         }
         at = now;
