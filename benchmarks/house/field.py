@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 import aeenc
 import aeenc.local
 from aeenc import Fusion, values
+from aeenc.calls.retrieval import Hit
 from aeenc.evaluation import (
     UNRANKED,
     condensed,
@@ -340,6 +341,13 @@ def beside_a_fleet(rows: Rows, home: Path, dataset: Dataset) -> None:
         to_sentence_transformers_and_back(rows, client, store, opened, dataset, SPLIT)
 
 
+def same_premises(first: Sequence[Hit], second: Sequence[Hit]) -> bool:
+    """Tells whether answers have the same premises; in the order of scores within TOLERANCE, rounding decides."""
+    there, least = {hit.id: hit.score for hit in second}, second[-1].score if second else 0.0
+    near = (abs(hit.score - there.get(hit.id, least)) <= TOLERANCE for hit in first)
+    return len(first) == len(second) and all(near)
+
+
 def in_one_process(rows: Rows, client: aeenc.Client, home: Path, opened: Generation, texts: list[str]) -> None:
     """From `import aeenc.local` to the first answer, in new processes, and its answers beside those of the services."""
     code = (
@@ -359,7 +367,7 @@ def in_one_process(rows: Rows, client: aeenc.Client, home: Path, opened: Generat
             asked = opened.corpus, texts[start : start + PART]
             both = [one.retrieve(*asked, k=K, precision="float32", **options) for one in (here, client.index)]
             for own, served in zip(*both, strict=True):
-                unlike += [hit.id for hit in own] != [hit.id for hit in served]
+                unlike += not same_premises(own, served)
                 farthest = max([farthest, *(abs(a.score - b.score) for a, b in zip(own, served, strict=False))])
     rows.note("aeenc.local: answers compared, in float32", len(WAYS) * len(texts), "")
     rows.at_most("aeenc.local: answers with other premises than the services'", unlike, "", 0)
