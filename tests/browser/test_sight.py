@@ -130,6 +130,7 @@ async def test_a_text_taller_than_the_window_is_read_line_by_line(bench: Any) ->
         at.world.index.suffix = " and so on" * 150
         await at.run(["hypothesis 0"], k=1, max_depth=0)
         page = await at.window("ann")
+        await record(page)
         await shown(page, "hypothesis 0")
         await page.set_viewport_size({"width": 900, "height": 420})
         await page.wait_for_timeout(1500)
@@ -140,6 +141,11 @@ async def test_a_text_taller_than_the_window_is_read_line_by_line(bench: Any) ->
             if await page.locator(".gutter.seen").count():
                 break
         assert await page.locator(".gutter.seen").count() == 1
+        await page.set_viewport_size({"width": 640, "height": 420})  # other lines
+        await page.wait_for_timeout(1500)
+        assert await page.locator(".gutter.seen").count() == 1
+        [in_sight_ms] = (await seen(page)).values()
+        assert in_sight_ms >= SIGHT_MS, "the recorder, too, takes it for read"
 
 
 async def test_an_empty_answer_is_asked_about_and_two_clicks_send_one(bench: Any) -> None:

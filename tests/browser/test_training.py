@@ -73,7 +73,7 @@ async def test_an_admin_trains_publishes_and_rolls_back_by_keyboard(
         await press(page, page.get_by_role("link", name="Training"))
         await page.get_by_title(world.run_id).filter(has_text="imported, ").wait_for()
         counted = (await world.sampler.get_run(world.run_id)).progress
-        await page.get_by_text(f"{counted.positives} positives, {counted.negatives} refused").first.wait_for()
+        await page.get_by_text(f"{counted.positives} accepted, {counted.negatives} refused").first.wait_for()
         await page.get_by_role("checkbox").first.focus()
         await page.keyboard.press("Space")
         await page.get_by_label("Epochs").fill("2")

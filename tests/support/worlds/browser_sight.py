@@ -42,10 +42,10 @@ addEventListener("pagehide", () => sessionStorage.setItem("inSight", JSON.string
     function frame() {
         const now = performance.now();
         for (const [key, line, lines] of lit) {
-            const known = window.inSight[key] ?? [];
+            const [longest, known] = window.inSight[key] ?? [0, []];
             const times = known.length === lines ? known : Array(lines).fill(0);
             times[line] += Math.min(now - at, LONGEST_MS);
-            window.inSight[key] = times;
+            window.inSight[key] = [Math.max(longest, Math.min(...times)), times];
         }
         at = now;
         lit = [];
@@ -100,8 +100,11 @@ async def record(page: Any) -> None:
 
 
 async def seen(page: Any) -> dict[str, float]:
-    """For how many ms each `query, newline, text` was in sight: of its line that was so for the shortest time."""
-    return {key: min(times) for key, times in (await page.evaluate("window.inSight")).items()}
+    """For how many ms each `query, newline, text` was in sight: of its line that was so for the shortest time.
+
+    What was read before a change of the window's width has broken it into other lines stays read.
+    """
+    return {key: longest for key, (longest, _) in (await page.evaluate("window.inSight")).items()}
 
 
 @dataclass
