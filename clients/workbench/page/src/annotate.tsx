@@ -208,12 +208,12 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     }
     asking.current = true;
     try {
-      const tree = shown.current.tree;
+      const of = shown.current.tree ?? shown.current.lease; // an answer may come before its tree is drawn
       let found: Lease | null = null;
-      if (stay && tree?.hypothesis_id && !elsewhere) {
-        found = await call<Lease | null>("/api/lease", { run: tree.run_id, hypothesis: tree.hypothesis_id, request: fresh() }).catch(() => null);
+      if (stay && of?.hypothesis_id && !elsewhere) {
+        found = await call<Lease | null>("/api/lease", { run: of.run_id, hypothesis: of.hypothesis_id, request: fresh() }).catch(() => null);
         if (!found) {
-          const now = isGiven() ? null : await showTree(tree.run_id, tree.hypothesis_id);
+          const now = isGiven() ? null : await showTree(of.run_id, of.hypothesis_id);
           if (isGiven()) return;
           const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
           setGrows(grows);
