@@ -68,10 +68,10 @@ class Admission:
         Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
         """
         hold = Hold(lane, min(tokens, self.part(lane)), bool(patience_s), (caller, kind))
-        if patience_s and (self._lined[lane] or not self._has_room(hold)):
+        if patience_s:
             await self._wait_in_line(hold, patience_s)
         else:
-            self._check_room(hold)
+            self.check_room(lane, tokens, caller, kind)
             self._take(hold)
         try:
             self._check_deadline(hold, tokens, deadline)
@@ -79,17 +79,15 @@ class Admission:
         finally:
             self._give_back(hold)
 
-    def check_room(self, lane: Lane, tokens: int, caller: str, kind: type[Runner]) -> None:
+    def check_room(self, lane: Lane, tokens: int, caller: str, kind: type[Runner] | None) -> None:
         """Raises Overloaded for a call without patience that so many tokens would have refused, before it is read."""
-        self._check_room(Hold(lane, min(tokens, self.part(lane)), False, (caller, kind)))
+        hold = Hold(lane, min(tokens, self.part(lane)), False, (caller, kind))
+        if self._lined[lane] or not self._has_room(hold):
+            self._refuse(hold)
 
     def part(self, lane: Lane) -> int:
         """Returns the tokens that a call holds at most, of which its next part is to be made."""
         return self._limits[lane] // PARTS
-
-    def _check_room(self, hold: Hold) -> None:
-        if self._lined[hold.lane] or not self._has_room(hold):
-            self._refuse(hold)
 
     async def _wait_in_line(self, hold: Hold, patience_s: float) -> None:
         """Takes the tokens as soon as there is room and nobody waits longer."""

@@ -162,16 +162,14 @@ class Batcher:
         """Takes the next batch, which the worker holds from now on; None when the worker must end."""
         while True:
             with self._changed:
-                while True:
-                    if self._closed or worker.given_up:
-                        return None
-                    worker.since, worker.hangs = time.monotonic(), False
-                    taken = self._queues.take(worker.since)
-                    dropped = self._queues.dropped()
-                    if taken is not None:
-                        worker.held = taken[1]
-                    if taken is not None or dropped:
-                        break
+                if self._closed or worker.given_up:
+                    return None
+                worker.since, worker.hangs = time.monotonic(), False
+                taken = self._queues.take(worker.since)
+                dropped = self._queues.dropped()
+                if taken is not None:
+                    worker.held = taken[1]
+                elif not dropped:
                     self._changed.wait()
             if dropped:
                 _tell(self._drop, [item for item, _ in dropped], [expired for _, expired in dropped])

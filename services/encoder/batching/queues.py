@@ -46,8 +46,6 @@ class Call:
     `dead` tells the queue to drop the texts that wait. Calls with the same `caller` share one part of the queue.
     """
 
-    __slots__ = ("caller", "dead", "done", "ended", "left", "queued", "rows", "started")
-
     def __init__(
         self, count: int, width: int, done: asyncio.Future[None], caller: str = "", queued: float = 0.0
     ) -> None:
@@ -88,7 +86,6 @@ class Item:
 
 
 Batch = list[Item]
-_LENGTH = attrgetter("length")
 
 
 class Queues:
@@ -110,10 +107,7 @@ class Queues:
 
     def put(self, lane: Lane, runner: Runner, items: Sequence[Item]) -> None:
         """Adds the texts of one call."""
-        queue = self._lanes[lane].get(runner)
-        if queue is None:
-            queue = self._lanes[lane][runner] = _Queue()
-        queue.put(items)
+        self._lanes[lane].setdefault(runner, _Queue()).put(items)
 
     def take(self, now: float) -> tuple[Runner, Batch] | None:
         """Takes the next batch and the runner that computes it; None when nothing waits."""
@@ -156,7 +150,8 @@ class Queues:
             window: Batch = []
             tokens = 0
             bounds = self._bounds_of(runner, AHEAD if in_window else SHARED if queue.is_shared else 1)
-            while _has_room(window, tokens, bounds) and (item := queue.next(newcomer=in_window)):
+            most_items, most_tokens = (WINDOW_BATCHES * bound or math.inf for bound in bounds)  # 0: no bound
+            while len(window) < most_items and tokens < most_tokens and (item := queue.next(newcomer=in_window)):
                 if self._is_alive(item, now):
                     window.append(item)
                     tokens += item.length
@@ -173,7 +168,7 @@ class Queues:
     def _cut(self, window: Batch, runner: Runner, bounds: tuple[int, int]) -> list[Batch]:
         """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
         batch_items, batch_tokens = bounds
-        window.sort(key=_LENGTH)
+        window.sort(key=attrgetter("length"))
         share = max(-(-len(window) // self._workers), MIN_SPLIT)
         most = min(batch_items, share) if batch_items else len(window)
         batches: list[Batch] = []
@@ -201,11 +196,6 @@ class Queues:
         return True
 
 
-def _has_room(window: Batch, tokens: int, bounds: tuple[int, int]) -> bool:
-    batch_items, batch_tokens = bounds
-    return tokens < WINDOW_BATCHES * batch_tokens and not 0 < batch_items * WINDOW_BATCHES <= len(window)
-
-
 class _Queue:
     """The texts for one runner in one lane: those that wait, and the batches of the window already cut.
 
@@ -213,8 +203,6 @@ class _Queue:
     caller may be a service, whose large calls must not hold up its small ones: calls of one text have a share of their
     own, and the next large call waits for `CALL_TOKENS` of the one before it at most.
     """
-
-    __slots__ = ("_clock", "_count", "_ends", "_waiting", "batches")
 
     def __init__(self) -> None:
         self._clock = 0  # the start of the text taken last

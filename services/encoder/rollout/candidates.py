@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from aeenc import errors
 from services.encoder.rollout.history import PREMISES, SwapHistory
@@ -31,13 +30,11 @@ from services.store.artifacts import Artifact, ArtifactStore, Hold
 from services.store.registry import LabelRow, Registry
 from services.store.registry_rows import CROSS_ENCODERS
 
-T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
+Pause = Callable[[], None]
 
 FOLDER = "checkpoints"
 GRACE_S = 2.0  # that a load waits for the last step of the one before
 MAX_HUNG = 2  # threads with a step that never ends
-LOAD_S = 120.0
 DRAIN_POLL_S = 0.1
 
 
@@ -53,7 +50,7 @@ class CandidateLoader:
         store: ArtifactStore,
         options: LoadOptions,
         *,
-        load_s: float = LOAD_S,
+        load_s: float = 120.0,
         loaded_bytes: int = 0,
     ) -> None:
         self._registry, self._store, self._options = registry, store, options
@@ -64,32 +61,25 @@ class CandidateLoader:
 
     async def load(self, space_id: str, version: str, premises: Description | None) -> Model:
         """Loads a version. Raises NotFound, DeadlineExceeded, and errors that name the wrong file or value."""
-        manifest_sha256 = self.known.get(version) or await self._registered(version)
+        manifest_sha256 = self.known.get(version, "")
+        if not manifest_sha256:
+            if (row := await self._registry.checkpoints.get(version)) is None:
+                raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
+            manifest_sha256 = row.manifest_sha256
 
-        def load(pause: Callable[[], None]) -> Model:
-            artifact, hold = self._reserve(version, manifest_sha256)
-            model = load_model(artifact, self._options, space_id=space_id, premises=premises, pause=pause)
-            model.reserved.append(hold)
-            return model
+        def load(artifact: Artifact, pause: Pause) -> Model:
+            return load_model(artifact, self._options, space_id=space_id, premises=premises, pause=pause)
 
-        return await self._in_thread(version, load)
-
-    async def _registered(self, version: str) -> str:
-        row = await self._registry.checkpoints.get(version)
-        if row is None:
-            raise errors.NotFound(f"the registry does not know checkpoint {version}; publish it again")
-        return row.manifest_sha256
+        return await self._in_thread(version, manifest_sha256, load)
 
     async def add_precision(self, model: Model, precision: str) -> None:
         """Loads a precision of a loaded version beside those that it has. Raises the reason why it cannot be."""
 
-        def add(pause: Callable[[], None]) -> None:
-            artifact, hold = self._reserve(model.version, model.description.manifest_sha256, precision)
-            add_precision(model, artifact, self._options, precision, pause=pause)
-            model.reserved.append(hold)
+        def add(artifact: Artifact, pause: Pause) -> Model:
+            return add_precision(model, artifact, self._options, precision, pause=pause)
 
         if precision not in model.runners:
-            await self._in_thread(model.version, add)
+            await self._in_thread(model.version, model.description.manifest_sha256, add, precision)
 
     async def release(self, models: list[Model]) -> None:
         """Frees models once no call uses them any more, and empties `models`.
@@ -106,7 +96,7 @@ class CandidateLoader:
             await asyncio.sleep(DRAIN_POLL_S)
         await asyncio.to_thread(release)
 
-    def _reserve(self, version: str, manifest_sha256: str, precision: str = "") -> tuple[Artifact, Hold]:
+    def _reserve(self, version: str, manifest_sha256: str, precision: str) -> tuple[Artifact, Hold]:
         """Opens a checkpoint. Counts the bytes of its models, and keeps its files, as long as the hold lives.
 
         They count beside those of loads that have begun and of models that anybody still holds. Raises
@@ -135,25 +125,34 @@ class CandidateLoader:
                 "restart the encoder"
             )
 
-    async def _in_thread(self, version: str, load: Callable[[Callable[[], None]], T]) -> T:
-        """Loads in a thread of its own. `load` gets what it is to call between its steps."""
+    async def _in_thread(
+        self, version: str, manifest_sha256: str, load: Callable[[Artifact, Pause], Model], precision: str = ""
+    ) -> Model:
+        """Loads in a thread of its own. `load` gets the files, and what it is to call between its steps."""
         await self._await_the_load_before()
-        given_up, loaded = threading.Event(), Future[T]()
+        given_up, loaded = threading.Event(), Future[Model]()
         loaded.set_running_or_notify_cancel()  # from here on only the thread ends it
 
         def pause() -> None:
             if given_up.is_set():
                 raise errors.Aborted("the load was given up")
 
+        def attempt() -> Model:
+            artifact, hold = self._reserve(version, manifest_sha256, precision)
+            model = load(artifact, pause)
+            model.reserved.append(hold)
+            pause()  # what comes too late is freed, whoever still refers to the future
+            return model
+
         def run() -> None:
             lower_priority(CANDIDATE)
             try:
-                result = _attempt(version, lambda: load(pause))
-                pause()  # what comes too late is freed, whoever still refers to the future
-            except errors.AeencError as error:
-                loaded.set_exception(error)
+                model = attempt()
+            except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
+                loaded.set_exception(_reason(version, error))
             else:
-                loaded.set_result(result)
+                loaded.set_result(model)
+            _return_memory()
 
         # A daemon: a hanging step must not keep the process from ending.
         thread = threading.Thread(target=run, name="load", daemon=True)
@@ -171,23 +170,12 @@ class CandidateLoader:
             given_up.set()
 
 
-def _attempt(version: str, load: Callable[[], T]) -> T:
-    """Loads. Raises errors of ours without causes and frames, which would keep a session of a failed load in memory."""
-    try:
-        return load()
-    except errors.AeencError as error:
-        raise _strip(error) from None
-    except Exception as error:  # noqa: BLE001 -- a bad file may make a library raise anything
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        _strip(error)
-        raise errors.DataLoss(f"checkpoint {version} cannot be loaded: {reason}") from None
-    finally:
-        _return_memory()
-
-
-def _strip(error: E) -> E:
+def _reason(version: str, error: Exception) -> errors.AeencError:
+    """Returns an error of ours without causes and frames, which would keep a session of a failed load in memory."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    return error
+    if isinstance(error, errors.AeencError):
+        return error
+    return errors.DataLoss(f"checkpoint {version} cannot be loaded: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _return_memory() -> None:
@@ -211,7 +199,7 @@ class Spaces:
         Raises Unavailable when no space is open: what was served last may be at hand while the store is away.
         """
         row, started = LabelRow(space_id, PREMISES, version, 0, "", datetime.now(UTC)), time.monotonic()
-        if self._history.has_failed(row) and not retry_failed:
+        if not retry_failed and self._history.failure(space_id, PREMISES, version):
             return
         try:
             premises = self._versions.models.get(version) or await self._loader.load(space_id, version, None)

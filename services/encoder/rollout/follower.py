@@ -39,6 +39,7 @@ log = get(__name__)
 
 HEARTBEAT_S = 5.0
 RETRY_S = 1.0
+TROUBLE = "following the registry failed"
 START_PATIENCE_S = 10.0
 
 
@@ -77,7 +78,8 @@ class Follower:
         self._loading: tuple[LabelRow, asyncio.Task[None]] | None = None
         self._tried: set[LabelRow] = set()  # what was loaded or could not be, since what failed was tried again
         self._begun: dict[str, float] = {}  # when the load of a row's versions began, until its outcome is recorded
-        self._wake, self._retry_failed = asyncio.Event(), False
+        self._wake, self._retry_failed, self._retried = asyncio.Event(), False, time.monotonic()
+        self._last_event = "0-0"
         self._preferred = ""  # the space to make the default one, once its `stable` is served
         self._stable: LabelRow | None = None  # as read last
         self._elsewhere: list[str] = []  # the other spaces with a `stable`
@@ -86,21 +88,18 @@ class Follower:
 
     async def start(self) -> None:
         """Serves the registry's labels, or without the registry the saved ones; then keeps following."""
-        last_event, away = "0-0", ""
-        try:
-            last_event = await self._registry.last_event()
-        except errors.Unavailable as error:
-            away = error.message
-        self._spawn(self._watch(last_event))
+        with contextlib.suppress(errors.Unavailable):  # then the first reading of the labels says so
+            self._last_event = await self._registry.last_event()
+        self._spawn(every(RETRY_S, self._watch, TROUBLE, tell=self._fall_behind))
         self._spawn(every(HEARTBEAT_S, self._send_heartbeat, "the heartbeat failed"))
         try:
-            await (self._restore(away) if away else self._apply(retry_failed=True))
+            await self._apply(retry_failed=True)
         except (errors.Unavailable, NewerFormat) as error:
             await self._restore(error.message)
         except errors.AeencError as error:  # such as a checkpoint missing from the store: tried again later
             self._readiness.starting(error.message)
         except Exception:  # the next round may go well
-            log.exception("following the registry failed")
+            log.exception(TROUBLE)
         self._spawn(self._rounds())
 
     async def stop(self) -> None:
@@ -114,33 +113,27 @@ class Follower:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _watch(self, last_event: str) -> None:
-        """Waits for events, applies at once what needs no load, and wakes the rounds for the rest.
+    async def _watch(self) -> None:
+        """Waits for events, applies at once what needs no load, and wakes the rounds for the rest, until that fails.
 
         What has failed is tried again after each `poll_s`, however many events there are.
         """
-        retried = time.monotonic()
-        while True:
-            try:
+        try:
+            while True:
                 wait_s = self._poll_s if self._versions.complete else RETRY_S
-                seen = await self._registry.wait_for_event(last_event, wait_s)
-                if time.monotonic() - retried >= wait_s:
-                    self._retry_failed, retried = True, time.monotonic()
+                seen = await self._registry.wait_for_event(self._last_event, wait_s)
+                if time.monotonic() - self._retried >= wait_s:
+                    self._retry_failed, self._retried = True, time.monotonic()
                 await self._apply_loaded()
-                last_event = seen
-            except (errors.Unavailable, NewerFormat) as error:
-                self._fall_behind(error.message)
-                await asyncio.sleep(RETRY_S)
-            except Exception:  # following must survive any error
-                log.exception("following the registry failed")
-                await asyncio.sleep(RETRY_S)
+                self._last_event = seen
+                self._wake.set()
+        finally:
             self._wake.set()
 
     async def _rounds(self) -> None:
         await self._wake.wait()  # the start was the first one
         self._wake.clear()
-        trouble = "following the registry failed"
-        await every(self._poll_s, self._round, trouble, wake=self._wake, tell=self._fall_behind)
+        await every(self._poll_s, self._round, TROUBLE, wake=self._wake, tell=self._fall_behind)
 
     async def _round(self) -> None:
         retry_failed, self._retry_failed = self._retry_failed, False
@@ -236,12 +229,10 @@ class Follower:
         row, task = self._loading
         latest = named.get((row.space_id, row.name))
         is_overtaken = latest is None or not _is_same(latest, row)
-        if not (is_overtaken or task.done()):
-            return
-        self._loading = None
-        if is_overtaken and not task.cancel() and task.exception():  # of which it tells itself
-            return
-        if is_overtaken and latest is not None:
+        if is_overtaken or task.done():
+            self._loading = None
+        # A load that has just failed tells of that itself.
+        if is_overtaken and (task.cancel() or not task.exception()) and latest is not None:
             await self._refuse(row, f"overtaken by revision {latest.revision} ({latest.version})")
 
     async def _rows(self) -> list[LabelRow]:
@@ -304,8 +295,7 @@ class Follower:
         elif row.revision == 0 and stable is not None:
             self._readiness.degraded(f"label `stable` names {stable.version}, serving {row.version}: {reason}")
         elif unserved := [one for one in self._elsewhere if (one, STABLE) not in self._versions.labels]:
-            reason = self._history.failure(unserved[0], STABLE)
-            self._readiness.degraded(f"space {unserved[0]} is not served: {reason}")
+            self._readiness.degraded(f"space {unserved[0]} is not served: {self._history.failure(unserved[0], STABLE)}")
         elif refused := [one for one in self._versions.premise_versions if self._history.failure(one, PREMISES)]:
             reason = self._history.failure(refused[0], PREMISES)
             self._readiness.degraded(f"space {refused[0]} keeps its premise encoder: {reason}")
@@ -323,15 +313,13 @@ class Follower:
         with _span_of("load", row):
             try:
                 await asyncio.wait([task])
-            finally:
-                task.cancel()
-            try:
                 _ = task.cancelled() or task.result()
             except errors.AeencError as error:
                 tracing.failed()
-                self._loading = None
                 async with self._applying:
                     await self._refuse(row, error.message)
+            finally:
+                task.cancel()
 
     def _took_s(self, row: LabelRow) -> float:
         now = time.monotonic()

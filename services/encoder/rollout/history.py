@@ -70,15 +70,10 @@ class SwapHistory:
             seconds=round(duration_s, 3),
         )
 
-    def failure(self, space_id: str, label: str) -> str:
-        """Returns why the last attempt for a label failed; empty when it did not."""
+    def failure(self, space_id: str, label: str, version: str = "") -> str:
+        """Returns why the last attempt for a label, or for this version of it, failed; empty when it did not."""
         failed = self._failures.get((space_id, label))
-        return failed.reason if failed else ""
-
-    def has_failed(self, row: LabelRow) -> bool:
-        """Whether the last attempt for a label was this one, and failed."""
-        failed = self._failures.get((row.space_id, row.name))
-        return failed is not None and (failed.row.revision, failed.row.version) == (row.revision, row.version)
+        return failed.reason if failed and version in {"", failed.row.version} else ""
 
     def forget(self, key: LabelKey) -> None:
         """Forgets the failure of a label."""

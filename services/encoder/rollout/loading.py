@@ -112,7 +112,7 @@ def load_model(
     _check_files(artifact, options.max_file_bytes)
     _check_hashes(artifact, artifact.files, pause)
     tokenization = Tokenization(tokenizer_of(artifact), description.max_tokens)
-    model = Model(description, tokenization, {})
+    model = Model(description, tokenization)
     for precision in dict.fromkeys((FLOAT32, description.premise_precision)):
         add_precision(model, artifact, options, precision, pause=pause)
     return model
@@ -125,7 +125,7 @@ def add_precision(
     precision: str,
     *,
     pause: Callable[[], None] = lambda: None,
-) -> None:
+) -> Model:
     """Opens, warms and checks a precision of a model. Raises FailedPrecondition or DataLoss where it cannot be."""
     description = model.description
     name = _file_of(description, options, precision)
@@ -144,6 +144,7 @@ def add_precision(
     probes = "probes.int8.npy" if precision == INT8 else "probes.npy"
     _check_probes(artifact, description, probe_tokens(artifact, description, model.tokenization), runner, probes)
     model.runners[precision] = runner
+    return model
 
 
 def _cannot(description: Description, precision: str, why: str) -> FailedPrecondition:

@@ -134,23 +134,18 @@ class Tokenization:
     def _cut(self, tokens: list[Tokens], field: str, truncate: bool) -> TokenBatch:
         too_long = [position for position, one in enumerate(tokens) if len(one.ids) > self.max_tokens]
         if too_long and not truncate:
-            raise self._too_long(tokens, too_long, field)
-        for position in too_long:
-            tokens[position] = Tokens(*(self._shortened(part) for part in tokens[position]))
+            violations = [
+                FieldViolation(f"{field}[{n}]", f"{len(tokens[n].ids)} tokens are over the model's {self.max_tokens}")
+                for n in too_long
+            ]
+            first = violations[0]
+            more = f" (and {len(too_long) - 1} more)" if len(too_long) > 1 else ""
+            message = f"{first.field}: {first.description}{more}; shorten it or ask for truncate END"
+            raise InvalidArgument(message, violations=violations, reason="TEXT_TOO_LONG")
+        for position in too_long:  # the closing special token stays
+            last = self.max_tokens - 1
+            tokens[position] = Tokens(*([*part[:last], part[-1]] if part else part for part in tokens[position]))
         return TokenBatch(tokens, len(too_long))
-
-    def _shortened(self, part: Sequence[int]) -> Sequence[int]:
-        return [*part[: self.max_tokens - 1], part[-1]] if part else part  # the closing special token stays
-
-    def _too_long(self, tokens: list[Tokens], too_long: list[int], field: str) -> InvalidArgument:
-        violations = [
-            FieldViolation(f"{field}[{n}]", f"{len(tokens[n].ids)} tokens are over the model's {self.max_tokens}")
-            for n in too_long
-        ]
-        first = violations[0]
-        more = f" (and {len(too_long) - 1} more)" if len(too_long) > 1 else ""
-        message = f"{first.field}: {first.description}{more}; shorten it or ask for truncate END"
-        return InvalidArgument(message, violations=violations, reason="TEXT_TOO_LONG")
 
 
 class Model:
@@ -159,13 +154,13 @@ class Model:
     `reserved` is whatever must live as long as the model does; `failing` says why it fails every run, by precision.
     """
 
-    def __init__(self, description: Description, tokenization: Tokenization, runners: Mapping[str, Runner]) -> None:
+    def __init__(self, description: Description, tokenization: Tokenization) -> None:
         self.description = description
         self.version = description.version
         self.space_id = description.space_id
         self.dim = description.dim
         self.tokenization = tokenization
-        self.runners = dict(runners)
+        self.runners: dict[str, Runner] = {}
         self.reserved: list[object] = []
         self.failing: dict[str, str] = {}
         self.in_flight = 0

@@ -5,7 +5,6 @@ It imports torch on first use, so an encoder that runs onnxruntime never does.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from services.transformer import PooledTransformer
 
 WEIGHTS = "model.safetensors"
-INSTALL = "install the extra encoder-torch"
 
 
 def torch_device_of(device: str, gpu_bytes: int = 0) -> tuple[str, str]:
@@ -29,7 +27,9 @@ def torch_device_of(device: str, gpu_bytes: int = 0) -> tuple[str, str]:
     try:
         import torch
     except ImportError as error:
-        raise FailedPrecondition(f"AEENC_ENCODER_RUNTIME=torch, but torch is not installed; {INSTALL}") from error
+        raise FailedPrecondition(
+            "AEENC_ENCODER_RUNTIME=torch, but torch is not installed; install the extra encoder-torch"
+        ) from error
     torch.set_num_threads(1)  # several workers run in parallel, each with its own batch
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise FailedPrecondition(
@@ -83,11 +83,8 @@ class TorchSession:
         import torch
 
         ids, mask = (torch.from_numpy(feeds[name]).to(self._device) for name in ("input_ids", "attention_mask"))
-        precision = (
-            torch.autocast(self._device.partition(":")[0], torch.float16) if self._half else contextlib.nullcontext()
-        )
         with torch.inference_mode():
-            with precision:
+            with torch.autocast(self._device.partition(":")[0], torch.float16, enabled=self._half):
                 hidden = self._model.hidden(ids, mask)
             vectors = self._model.pool(hidden.float(), mask)
         return [vectors.cpu().numpy()]
