@@ -266,19 +266,11 @@ class JobStore:
 
         Raises as `LifeCycles.delete` does.
         """
-
-        def key_of(record: Mapping[str, str]) -> str:
-            return job_of(job_id, record).config.idempotency_key
-
-        await self.cycles.delete(job_id, key_of, request)
+        await self.cycles.delete(job_id, lambda record: job_of(job_id, record).config.idempotency_key, request)
 
     async def clear(self, job_id: str) -> None:
         """Removes what a deleted job has left here."""
-
-        async def remove(_record: Mapping[str, str]) -> None:
-            await self._redis.unlink(self._validation(job_id))
-
-        await self.cycles.clear(job_id, remove)
+        await self.cycles.clear(job_id, lambda _record: self._redis.unlink(self._validation(job_id)))
 
     async def size_bytes(self, job_id: str) -> int:
         """Tells about how much memory a job takes in Redis."""

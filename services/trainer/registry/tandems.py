@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -103,11 +102,6 @@ class Tandems:
     @property
     def _key(self) -> str:
         return f"{self._prefix}tandems"
-
-
-def of_generation(tandems: Iterable[Tandem], corpus: str, generation: str) -> Tandem | None:
-    """Finds the tandem of a corpus's generation; None for a generation that no job has built."""
-    return next((one for one in tandems if (one.corpus, one.generation) == (corpus, generation)), None)
 
 
 def _tandem(text: str) -> Tandem:
@@ -202,7 +196,8 @@ class TandemPublisher:
         """
         async with self.tandems.turn():
             active = await self.active(corpus)
-            tandem = of_generation(await self.tandems.all(), corpus, active.id)
+            built = {(one.corpus, one.generation): one for one in await self.tandems.all()}
+            tandem = built.get((corpus, active.id))
             begun = await self._registry.requests.answer(request) or {}
             if begun.get("to") == active.id:
                 return await self._as_it_is(active)

@@ -69,13 +69,15 @@ class JobInputs:
             generation = open_generation(store, corpus, plan.generation)
         if plan.config.mode == "CROSS_ENCODER":  # begins and ends with its layout
             held.append(hold_checkpoint(store, generation.premise_version))
+        validation = sorted(merge_queries(files.validation()), key=lambda query: query.text)  # comparable by position
+        held_out = frozenset(files.held_out())
         training_set = build_training_set(
             files.pairs(),
             generation.premises,
             plan.config.split,
-            files.held_out(),
+            held_out,
             own_text=plan.config.own_text,
-            validation={query.text for query in files.validation()},
+            validation={query.text for query in validation},
         )
         check_training_set(training_set, plan.config, plan.loss)
         spec = SpaceSpec.of_meta(base.meta)
@@ -83,8 +85,6 @@ class JobInputs:
             spec = replace(spec, premise_precision="float32")
         batches = Batches.of(base.path, spec, base.meta["pad_id"])
         device = device_of(plan.means.device, rank.number)
-        validation = sorted(merge_queries(files.validation()), key=lambda query: query.text)  # comparable by position
-        held_out = frozenset(files.held_out())
         candidates = files.candidates() if plan.config.candidates else {}
         return cls(
             plan, store, base, generation, training_set, validation, spec, batches, device, held_out, candidates, held
