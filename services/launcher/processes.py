@@ -85,10 +85,11 @@ def end(processes: Sequence[ProcessId], timeout_s: float) -> None:
 
 
 def tail(log: Path) -> str:
-    """Returns the last lines of a log, without those that only point into a line of code."""
+    """Returns why a service stopped, if its log says so; else the last lines, without those that point into code."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip(" ^~|")]
-        return "\n".join(lines[-TAIL_LINES:])
+        reasons = [line for line in lines if line.startswith("the service stopped: ")]
+        return "\n".join(reasons or lines[-TAIL_LINES:])
     except FileNotFoundError:
         return "(no log)"
 

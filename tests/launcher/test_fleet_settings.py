@@ -268,3 +268,9 @@ def test_every_service_bounds_its_own_log(tmp_path: Path):
 def test_the_end_of_a_log_has_no_lines_that_only_point(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("Traceback:\n    raise x\n    ^^^^^^^\n      ~~^~~\nOSError: read-only\n")
     assert processes.tail(tmp_path / "log") == "Traceback:\n    raise x\nOSError: read-only"
+
+
+def test_the_end_of_a_log_is_the_reason_alone_where_the_service_has_told_one(tmp_path: Path) -> None:
+    reason = "the service stopped: the disk is full; free some space"
+    (tmp_path / "log").write_text(f"Traceback:\n    raise x\nOSError: read-only\n{reason}\n")
+    assert processes.tail(tmp_path / "log") == reason

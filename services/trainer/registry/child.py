@@ -82,7 +82,7 @@ def asked_to_end(status: int) -> bool:
 def describe_exit(status: int) -> str:
     """Explains an exit status without a result, and names the remedy."""
     if status == EXIT_DISK_FULL:
-        return "the disk is full; free some space, then resume"
+        return "the disk is full; free some space, then start or resume it again"
     if status < 0:
         return f"its process was killed by signal {-status} (out of memory?); resume to go on from the last epoch"
     return f"its process ended with status {status}; the trainer's log says why; resume to try again"

@@ -62,7 +62,7 @@ class ModelExports:
         status = await Child.run(command, str(path.resolve()))
         result = json.loads(done.read_bytes()) if done.is_file() else {"error": describe_exit(status)}
         if "version" not in result:
-            raise errors.FailedPrecondition(f"cannot export the {model}: {result['error']}")
+            raise errors.FailedPrecondition(f"cannot export the {model} into {self._store.root}: {result['error']}")
         return str(result["version"])
 
     def _remembered(self, path: Path, done: Path, source: dict[str, Any], inputs: Collection[str]) -> str:

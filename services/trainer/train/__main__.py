@@ -90,6 +90,10 @@ def _export(command: str, path: Path) -> None:
         result = {"error": error.message}
     except ValueError as error:
         result = {"error": str(error)}
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        sys.exit(EXIT_DISK_FULL)  # the result could not be written either
     atomic_write(path.with_suffix(".result"), json.dumps(result).encode())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.registry.child import Child
+from services.trainer.registry.child import EXIT_DISK_FULL, Child, describe_exit
+from services.trainer.train import __main__ as entry
 from support.waiting import until
 
 # glibc calls a handler of pthread_atfork before every fork, and none before a vfork.
@@ -73,3 +76,16 @@ async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, mo
     await until(ready.exists)  # it makes the file once its handler stands
     await child.end()
     assert await child.wait() == -signal.SIGKILL
+
+
+def test_a_full_disk_ends_an_export_with_its_own_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(entry, "_exporter", lambda *_: full)
+    request = tmp_path / "pretrained.json"
+    request.write_text(json.dumps({"artifacts_dir": str(tmp_path)}))
+    with pytest.raises(SystemExit) as ended:
+        entry._export("pretrained", request)
+    assert ended.value.code == EXIT_DISK_FULL
+    assert "the disk is full; free some space" in describe_exit(EXIT_DISK_FULL)
