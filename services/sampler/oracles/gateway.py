@@ -361,7 +361,7 @@ class OracleGateway(Gateway):
         """The message of a run that failed because of this oracle."""
         return (
             f"oracle {self.name!r} at {self.settings.target} failed {times or self.settings.max_attempts} times: "
-            f"{reason}; start or repair it (aeenc oracle …), then resume the run: "
+            f"{reason}; start or repair it, then resume the run (`aeenc resume RUN`): "
             "nothing that it answered is asked again"
         )
 

@@ -125,7 +125,8 @@ class TrainingJobs:
         if not config.corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if not (config.run_ids or config.data_sets):
-            raise errors.InvalidArgument.field("config.run_ids", "is empty; name at least one run, or a data set")
+            remedy = "name at least one run (ListRuns, `aeenc runs`; `aeenc train --run RUN`), or a data set"
+            raise errors.InvalidArgument.field("config.run_ids", f"is empty; {remedy}")
         dotted = dotted_name(self._losses, config.custom_loss)
         loss = loss_of_ones_own(dotted) if dotted else LOSSES[config.loss]
         if conflict := loss.conflict(config.mode, config.loss_name):

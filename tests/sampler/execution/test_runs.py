@@ -70,7 +70,7 @@ async def test_trees_are_exported_all_whether_many_or_few_fit_into_memory(
 @pytest.mark.parametrize(
     ("change", "hypotheses", "error", "message"),
     [
-        ({"oracle": "oracel"}, HYPOTHESES, errors.InvalidArgument, "configured are: fake"),
+        ({"oracle": "oracel"}, HYPOTHESES, errors.InvalidArgument, "configured are: fake.*aeenc up --oracle"),
         ({"corpus": ""}, HYPOTHESES, errors.InvalidArgument, "config.corpus"),
         ({"corpus": "alchemy"}, HYPOTHESES, errors.NotFound, "alchemy"),
         ({"k": 1001}, HYPOTHESES, errors.InvalidArgument, "is 1001; give 1 to 1,000"),

@@ -39,7 +39,7 @@ IDS = ("id", "_id", "uid", "premise_id", "doc_id")
 SPLITS = ("splits", "split")
 TAGS = ("tags", "tag")
 HUGGING_FACE = "state.json"  # names the files of a dataset that was saved to disk
-ID_REUSED = "for two texts, or with two sets of splits or tags; give each text its own id, and all of these at once"
+ID_REUSED = "for two texts, or with two sets of splits or tags; give each text its own id and one row"
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl", "": "txt"}
 _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has most
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -394,7 +394,8 @@ def _files_of(path: Path, kind: Format) -> list[Path]:
     if kind == "parquet":
         found = sorted(one for one in path.rglob("*.parquet") if not one.name.startswith("."))  # "._x": macOS's notes
         if not found:
-            raise InvalidArgument(f"{path}: holds neither *.parquet nor a dataset saved to disk ({HUGGING_FACE})")
+            neither = f"{path}: holds neither *.parquet nor a dataset saved to disk ({HUGGING_FACE})"
+            raise InvalidArgument(f"{neither}; name a file in it")
         return found
     state = parsed(str(path / HUGGING_FACE), (path / HUGGING_FACE).read_text(encoding="utf-8"))
     listed = state.get("_data_files") if isinstance(state, dict) else None
