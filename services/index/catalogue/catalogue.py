@@ -83,7 +83,7 @@ class Catalogue:
         self._failed: dict[str, FailedOpening] = {}
         self._corpora: set[str] = set()
         self._opening = Turns()
-        self._following: dict[str, asyncio.Task[None]] = {}  # at most one of each corpus
+        self._following: dict[str, asyncio.Task[float]] = {}  # at most one of each corpus
         self._switching = Turns()  # a corpus that takes long to open holds up no other
         self._on_change = on_change
 
@@ -238,9 +238,7 @@ class Catalogue:
             await check_by_searching(self._batcher, candidate)
         except (errors.DataLoss, OSError) as error:
             damage = await asyncio.to_thread(damage_of, self._store, corpus, wanted, active=wanted == active)
-            raise errors.DataLoss(
-                unreadable(error).message if isinstance(error, OSError) else error.message, metadata=damage
-            ) from error
+            raise errors.DataLoss(problem_of(corpus, error).message, metadata=damage) from error
         return candidate.generation.artifact
 
     async def prepare(self, corpus: str, generation_id: str) -> None:
@@ -318,7 +316,7 @@ class Catalogue:
             self._advance(corpus, move.number)
         return move
 
-    def _start_to_follow(self, corpus: str, seen: CorpusState | None = None) -> asyncio.Task[None]:
+    def _start_to_follow(self, corpus: str, seen: CorpusState | None = None) -> asyncio.Task[float]:
         task = self._following[corpus] = asyncio.create_task(self._follow(corpus, seen))
         task.add_done_callback(lambda _: self._following.pop(corpus, None))
         return task
@@ -326,26 +324,29 @@ class Catalogue:
     async def _follow_now(self, corpus: str, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Follows a corpus to what the store has from now on, unless what others wait for already `is_enough`.
 
-        Callers share one opening; it goes on when they have left.
+        Callers share one opening, and a look that began after they came; it goes on when they have left.
         """
+        asked_at = time.monotonic()
         while (running := self._following.get(corpus)) is not None:
             await asyncio.wait([running])
-            if is_enough():
+            if is_enough() or running.result() >= asked_at:
                 return
         await asyncio.shield(self._start_to_follow(corpus))
 
-    async def _follow(self, corpus: str, seen: CorpusState | None = None, *, is_new: bool = False) -> None:
+    async def _follow(self, corpus: str, seen: CorpusState | None = None, *, is_new: bool = False) -> float:
         """Does here what other processes have done to a corpus: serves what is active, drops what is deleted.
 
         A generation that cannot be opened or does not find its own vectors is reported; the one before keeps serving.
-        `seen` is a look of just now; `is_new` is for the start, where nothing serves yet.
+        `seen` is a look of just now; `is_new` is for the start, where nothing serves yet. Returns when
+        its own look began, by time.monotonic(); 0 without one.
         """
+        looked_at = 0.0 if seen else time.monotonic()
         try:
             if seen is None:
                 seen = await asyncio.to_thread(self._watch.at, corpus, self.open.active.get(corpus))
             self._keep_known(corpus, seen.ids)
             if not seen.ids and not seen.move.number:
-                return  # nobody knows it
+                return looked_at  # nobody knows it
             await self._serve(corpus, seen, is_checked=not is_new)
             self._keep_known(corpus, seen.ids)  # again: it may serve no more
             self._advance(corpus, seen.move.number)
@@ -358,6 +359,7 @@ class Catalogue:
                     log.exception("a corpus cannot be followed", corpus=corpus)
                 self._set_damaged(corpus, problem)
                 self._tell()
+        return looked_at
 
     def _keep_known(self, corpus: str, ids: Collection[str]) -> None:
         """Takes note of the generations that there are, and lets go of pinned ones that are not."""

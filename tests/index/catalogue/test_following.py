@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
+from aeenc import errors
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.following import StoreWatch
 from services.index.catalogue.served import check_by_searching
-from support.waiting import eventually
+from support.waiting import eventually, until
 from support.worlds.index_world import SPACE, facts, vector_of
 
 OVER = ("files", "milvus")
@@ -136,6 +137,46 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
         calls[0].cancel()
         found = await asyncio.gather(*calls[1:])
         assert (set(found), opened) == ({second}, ["science"])
+
+
+async def test_sixty_callers_of_an_unknown_corpus_share_the_looks_for_it_that_began_after_they_came(index, monkeypatch):
+    looks, sound = list[str](), StoreWatch.at
+
+    def slowly(self, corpus, serving):
+        looks.append(corpus)
+        time.sleep(0.05)
+        return sound(self, corpus, serving)
+
+    monkeypatch.setattr(StoreWatch, "at", slowly)
+    calls = [asyncio.ensure_future(served(index, "unknown")) for _ in range(30)]
+    await until(lambda: bool(looks), 5)
+    calls += [asyncio.ensure_future(served(index, "unknown")) for _ in range(30)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(one) for one in found} == {errors.NotFound}
+    assert 2 <= len(looks) <= 6  # one for each wave, and for those who came while it began
+
+
+async def test_a_caller_who_came_during_a_look_gets_what_was_activated_before_they_came(serve, monkeypatch):
+    async with serve(instance="one", **BRISK) as one, serve(instance="two", look_s=NEVER) as two:
+        may_go, looking, sound = threading.Event(), threading.Event(), StoreWatch.at
+        of = catalogue_of(two)._watch
+
+        def held(self, corpus, serving):
+            found = sound(self, corpus, serving)
+            if self is of and not looking.is_set():
+                looking.set()
+                may_go.wait(10)
+            return found
+
+        monkeypatch.setattr(StoreWatch, "at", held)
+        early = asyncio.ensure_future(served(two, "science"))
+        await until(looking.is_set, 5)
+        second = (await one.client.build("science", facts())).id
+        late = asyncio.ensure_future(served(two, "science"))
+        await asyncio.sleep(0.2)
+        may_go.set()
+        assert await late == second
+        await asyncio.gather(early, return_exceptions=True)
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["activated first", "read first"])
