@@ -15,7 +15,7 @@ from services.corpus.generation import PremiseRecord
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.holds import HoldersOf
 from services.index.catalogue.served import ServedGeneration
-from services.kit.convert import PAGE, page_newest_first
+from services.kit.convert import PAGE, page_newest_first, position_of
 from services.kit.limits import Limits, check_count
 from services.store.artifacts import Artifact
 
@@ -35,9 +35,9 @@ class Listing:
         Raises NotFound, InvalidArgument for a token of another listing.
         """
         named, position = _parse(token)
-        if token and not position.isdecimal():
+        if token and not position:
             _refuse()
-        start = int(position or 0)
+        start = position_of(position)
         if named and generation and named != generation:
             raise errors.InvalidArgument.field(
                 "page_token", f"belongs to generation {named}, the call names {generation}; name the same or none"
@@ -48,7 +48,7 @@ class Listing:
         size, most_bytes = self._page_size(page_size), self._limits.message_bytes // 2
         page = await asyncio.to_thread(served.page, start, size, most_bytes)
         end = start + len(page)
-        return page, _token(served.id, end) if end < served.index.rows else "", served
+        return page, f"{served.id}:{end}" if end < served.index.rows else "", served
 
     async def named(self, corpus: str, ids: Sequence[str], generation: str) -> tuple[list[PremiseRecord], str]:
         """Returns premises by id or alias, in the order given, and their generation's id. Raises as `find_all` does."""
@@ -75,14 +75,10 @@ class Listing:
             _refuse()
         found = [one for one in self._catalogue.corpora() if one[0] > last]
         page = found[: self._page_size(page_size)]
-        return page, _token(page[-1][0]) if len(page) < len(found) else ""
+        return page, f"{page[-1][0]}:" if len(page) < len(found) else ""
 
     def _page_size(self, asked: int) -> int:
         return min(asked or PAGE, self._limits.items)
-
-
-def _token(name: str, position: int | str = "") -> str:
-    return f"{name}:{position}"
 
 
 def _parse(token: str) -> tuple[str, str]:

@@ -212,5 +212,9 @@ async def test_a_listing_refuses_the_token_of_another_one(index):
     await raises(errors.InvalidArgument, unary(stub.ListCorpora, wrong), "page_token", "this listing")
     wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=corpora.next_page_token)
     await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "this listing")
+    generation = premises.generation
+    for position in ("x", "11", "-1", "1.0", "\u0663", "9" * 19, "9" * 5000):
+        wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=f"{generation}:{position}")
+        await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "page before")
     again = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_token=corpora.next_page_token))
     assert [one.corpus for one in again.corpora] == ["science"]
