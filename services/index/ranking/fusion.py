@@ -277,6 +277,6 @@ def _mean_given_others(
     itself = np.eye(*scores.shape) > 0
     others = np.where(itself, 0.0, scores)
     if share_of_best:
-        others = others / np.maximum(others.max(axis=0, keepdims=True), 1e-6)
+        others = others / others.max(axis=0, keepdims=True, initial=1e-6)
     weights = np.where(itself, 0.0, probability)
     return np.asarray((weights * others).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-9))

@@ -169,6 +169,22 @@ async def test_a_longer_list_by_features_begins_with_the_shorter_one(index) -> N
     assert [hit.id for hit in long][:2] == [hit.id for hit in short]
 
 
+@pytest.mark.parametrize("mode", ["dense", "hybrid", "lexical", "iterative_lexical"])
+async def test_a_filter_that_allows_nothing_gets_empty_lists_by_every_stage(index, mode: str) -> None:
+    await index.client.build("science", facts())
+    await index.client.put_explanations("science", [("iron conducts", ["f1", "f2"])])
+    words = {"lexical", "iterative_lexical"}
+    options = [{}, {"rerank": 5}]
+    if mode not in words:
+        names = FEATURES if mode == "hybrid" else VECTOR_FEATURES
+        options += [{"fusion": Fusion(features={name: 1.0})} for name in names] + [{"negative_feedback": 0.5}]
+    if mode != "iterative_lexical":
+        options.append({"prior": 0.5})
+    for chosen in options:
+        found = await index.client.retrieve("science", [TEXT, "ice"], k=3, mode=mode, before_id="f0", **chosen)
+        assert found.results == [[], []], chosen
+
+
 def test_a_follower_as_good_as_the_least_stays_behind_what_is_ordered_anew() -> None:
     first = SearchHits(np.array([1, 3, 2, 0]), np.array([1.0, 0.9, 0.5, 0.5], np.float32))
     features = np.zeros((3, len(FEATURES)))
