@@ -34,8 +34,8 @@ class Draft:
     base_ordinal: int | None = None
 
     def record(self) -> PremiseRecord:
-        """The premise as stored. Splits and tags are sorted, so that the order of duplicates changes no file."""
-        splits, tags = tuple(sorted(self.splits)), tuple(sorted(self.tags))
+        """The premise as stored. Splits and tags are sorted, each once: the order of duplicates changes no file."""
+        splits, tags = tuple(sorted({*self.splits})), tuple(sorted({*self.tags}))
         return PremiseRecord(self.id, self.text, tuple(self.aliases), splits, tags)
 
 

@@ -37,6 +37,14 @@ async def test_a_base_keeps_its_premises_apart_and_takes_similar_ones_in(index, 
     assert encoder.servicer.encoded_premises == ["snow is cold"]
 
 
+async def test_a_split_or_tag_that_a_premise_names_twice_is_stored_once_and_gives_the_same_generation(index):
+    once = await index.client.build("once", [premise("a", "ice melts", ["x"], tags=["t"])])
+    twice = await index.client.build("once", [premise("a", "ice melts", ["x", "x"], tags=["t", "t"])])
+    assert once.id == twice.id
+    (listed,) = [one async for one in index.client.list_premises("once")]
+    assert (listed.splits, listed.tags) == (("x",), ("t",))
+
+
 async def test_an_unknown_kind_of_folding_is_refused_by_name(index):
     async def requests():
         yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science", folding=9))
