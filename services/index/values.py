@@ -85,6 +85,7 @@ Mode = Literal["DENSE", "LEXICAL", "ITERATIVE_LEXICAL", "HYBRID"]
 WITHOUT_ENCODER = {"LEXICAL", "ITERATIVE_LEXICAL"}
 LEAST_SQUARE, LARGEST_SQUARE = 0.99**2, 1.01**2  # of a unit vector; one in half precision stays well within them
 ENSEMBLE = 8  # cross-encoders at most
+HEAVIEST = 1e30  # weight of a feature or of a cross-encoder: sums of what they weigh stay far within float32
 CLAUSES = 64  # of a filter, and tags of a clause, at most
 
 FEATURES = (
@@ -254,8 +255,8 @@ class TextQuery:
         for name, weight in self.features.items():
             if name not in known:
                 raise _refuse("fusion.features", f"has {name!r}; mode {self.mode} has {', '.join(known)}")
-            if not math.isfinite(weight):
-                raise _refuse("fusion.features", f"{name} is {weight:g}; give a finite weight")
+            if not abs(weight) <= HEAVIEST:
+                raise _refuse("fusion.features", f"{name} is {weight:g}; give a weight of {HEAVIEST:g} at most")
         if self.features and self.mode in WITHOUT_ENCODER:
             raise _refuse(
                 "fusion.features", f"order what DENSE and HYBRID find, and the mode is {self.mode}; use those, or none"
@@ -284,10 +285,10 @@ class TextQuery:
 
     def _check_rerank_weight(self) -> None:
         weight = self.rerank_weight
-        if not 0.0 < weight < math.inf:
+        if not 0.0 < weight <= HEAVIEST:
             raise _refuse(
                 "rerank_weight",
-                f"is {weight:g}; give a positive number, or set it to 0 for the cross-encoder's score alone",
+                f"is {weight:g}; give a positive number up to {HEAVIEST:g}, or set it to 0 for its score alone",
             )
         if not self.rerank:
             raise _refuse(

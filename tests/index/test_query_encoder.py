@@ -160,6 +160,17 @@ async def test_calls_for_other_versions_or_routes_are_never_encoded_together(bui
         assert (request.routing_key, request.model.version) == ("a" if kind == 5 else "", "q1" if kind == 2 else "")
 
 
+async def test_a_cross_encoder_that_is_too_slow_for_all_texts_ends_in_time_for_the_caller_to_learn_why(built, encoder):
+    class Slow:
+        async def wait(self):
+            await asyncio.sleep(0.6)
+
+    encoder.servicer.may_answer = Slow()
+    words = {"k": 3, "rerank": 3, "mode": "lexical", "timeout_s": 2.0}
+    call = built.client.retrieve("science", ["ice melts"] * 24, **words)
+    await raises(errors.DeadlineExceeded, call, f"the encoder at {encoder.target} took longer", "allow more time")
+
+
 async def test_a_bad_text_fails_its_own_caller_only(built, encoder):
     def refuse(request):
         for n, text in enumerate(request.texts):

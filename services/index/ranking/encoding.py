@@ -279,7 +279,7 @@ class Reranker:
                     truncate=True,
                     first_of_ensemble=version is None,
                     precision=precision,
-                    timeout_s=max(timeout_s, 0.001),
+                    timeout_s=max(min(timeout_s, deadline - time.monotonic()), 0.001),
                 )
 
         calls = [

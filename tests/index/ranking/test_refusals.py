@@ -30,6 +30,7 @@ OTHERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"mode": "hybrid", "fusion": Fusion(features={"wrods": 1.0})}, ("'wrods'; mode HYBRID has first, rank, iter",)),
     ({"mode": "hybrid", "fusion": Fusion(features={"rank": NAN})}, ("rank is nan",)),
+    ({"mode": "hybrid", "fusion": Fusion(features={"length": -3e38})}, ("length is -3e+38", "1e+30 at most")),
     (
         {"fusion": Fusion(features={"length": 1.0})},
         ("'length'; mode DENSE has first, rank, vectors_given_others, vectors_given_many",),
@@ -40,6 +41,7 @@ WEIGHTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"rerank": 5, "rerank_weight": -0.1}, ("-0.1", "positive")),
     ({"rerank": 5, "rerank_weight": NAN}, ("nan", "positive")),
     ({"rerank": 5, "rerank_weight": INFINITY}, ("inf", "positive")),
+    ({"rerank": 5, "rerank_weight": 3e38}, ("3e+38", "positive", "1e+30")),
     ({"rerank_weight": 0.2}, ("0.2", "rerank is 0")),
     ({"rerank": 5, "rerank_weight": 0.2, "mode": "iterative_lexical"}, ("0.2", "rounds", "mode LEXICAL")),
 ]
