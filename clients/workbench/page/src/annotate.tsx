@@ -429,9 +429,9 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     });
   };
 
-  // Sends what has changed of an answer, and goes back to the task that is held.
+  // Sends what has changed of an answer, and goes back to the task that is held. Reading alone changes nothing.
   async function amend(of: Lease, draft: Draft): Promise<void> {
-    const changed = changesOf(of, draft, folds);
+    const changed = changesOf(of, { ...draft, read: draftOfAnswer(of).read }, folds) && changesOf(of, draft, folds);
     if (typeof changed === "string") { setTold(changed); return; }
     if (changed) await call("/api/amend", { run: of.run_id, answer: of.lease_id, ...changed, request: fresh() });
     dropDraft(of);
