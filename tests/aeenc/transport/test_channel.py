@@ -270,10 +270,10 @@ async def test_a_service_that_is_away_is_given_up_long_before_the_deadline() -> 
         await EncoderClient(absent).encode(["a"])
     assert time.monotonic() - started < 15
     assert (caught.value.reason, caught.value.request_id) == ("AWAY", "")
-    waiting = asyncio.ensure_future(EncoderClient(absent.with_options(retry=PATIENT)).encode(["a"], timeout_s=1.0))
+    started = time.monotonic()
     with pytest.raises(errors.Unavailable):
-        await waiting
-    assert time.monotonic() - started > 0.8
+        await EncoderClient(absent.with_options(retry=PATIENT)).encode(["a"], timeout_s=1.0)
+    assert time.monotonic() - started > 0.5, "a patient caller waits for longer, up to a pause before the deadline"
     await absent.close()
 
 
