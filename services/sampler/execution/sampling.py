@@ -99,10 +99,10 @@ class Sampling:
         if not config.corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if config.oracle not in self.oracles:
-            names = ", ".join(self.oracles) or "none"
-            remedy = "name one of these, or add yours (`aeenc up --oracle NAME=HOST:PORT`, AEENC_SAMPLER_ORACLES)"
             raise errors.InvalidArgument.field(
-                "config.oracle", f"{config.oracle!r} is unknown; configured are: {names}; {remedy}"
+                "config.oracle",
+                f"{config.oracle!r} is unknown; configured are: {', '.join(self.oracles) or 'none'}; "
+                "name one of these, or add yours (`aeenc up --oracle NAME=HOST:PORT`, AEENC_SAMPLER_ORACLES)",
             )
         check_k(config.k, self.limits)
         check_texts([h.text for h in hypotheses], replace(self.limits, items=self.max_hypotheses), "hypotheses")

@@ -182,10 +182,12 @@ def amend(
     chosen |= read_verdicts(map(addition, new.additions), new.additions, "additions")
     if not chosen and replace(new, annotator="", task_id="") == Answer():
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
-    seen = {one.premise_id: one.in_sight_ms for one in before.verdicts}  # by its author, whoever amends it
-    if annotator == given.annotator:
-        seen = {one: max(seen.get(one, 0), verdict.in_sight_ms) for one, verdict in chosen.items()}
-    chosen = {one: replace(verdict, in_sight_ms=seen.get(one, 0)) for one, verdict in chosen.items()}
+    seen = {one.premise_id: one.in_sight_ms for one in before.verdicts}  # by its author, who alone adds to it
+    is_author = annotator == given.annotator
+    chosen = {
+        one: replace(said, in_sight_ms=max(seen.get(one, 0), said.in_sight_ms * is_author))
+        for one, said in chosen.items()
+    }
     holding = {**given.verdicts, **chosen}
     check(record.task, new, holding)
     if decided := [premise_id for premise_id in chosen if premise_id in record.adjudicated]:
