@@ -161,7 +161,7 @@ def from_answer(message: oracle_pb2.Answer) -> SentAnswer:
     """An answer, or what changes of one."""
     if message.node_verdict not in oracle_pb2.NodeVerdict.values():
         raise errors.InvalidArgument.field("node_verdict", f"{message.node_verdict} is unknown; update the sampler")
-    return SentAnswer(cleaned(Answer.from_message(message)))
+    return SentAnswer(cleaned(Answer.from_message(message), task_id=""))  # the lease or the answer's id names it
 
 
 def to_lease(leased: LeasedTask) -> people_pb2.Lease:

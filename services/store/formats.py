@@ -22,6 +22,9 @@ class Unnumbered(errors.DataLoss, ValueError):
     """The record has no format number: it is damaged. A reader who knows a remedy catches it as a ValueError."""
 
 
+UNREADABLE = (NewerFormat, errors.DataLoss)  # raised for one record, which must keep nobody from all others
+
+
 def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
     """Raises NewerFormat, naming `what`, for a record with a `format_version` above `readable`.
 

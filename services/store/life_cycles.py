@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.formats import NewerFormat, check_format
+from services.store.formats import UNREADABLE, check_format
 from services.store.redis import Leases, Script, WorkLease, key_prefix, raising_unavailable
 from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests
 
@@ -261,7 +261,7 @@ class LifeCycles:
     def _readable(self, work_id: str, record: Mapping[str, str]) -> bool:
         try:
             self._check(work_id, record)
-        except (NewerFormat, errors.DataLoss) as error:
+        except UNREADABLE as error:
             log.warning("left out of a list", id=work_id, reason=error.message)
             return False
         return True

@@ -20,7 +20,7 @@ from aeenc.values import Garbage
 from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
-from services.store.formats import NewerFormat
+from services.store.formats import UNREADABLE
 from services.store.requests import Request
 
 log = get(__name__)
@@ -72,7 +72,7 @@ class Retention:
     async def look(self) -> None:
         """Removes old runs, and carries on deletions that broke off."""
         for run_id in await self._runs.cycles.deleted():
-            with contextlib.suppress(NewerFormat):  # a sampler of the newer release carries it on
+            with contextlib.suppress(*UNREADABLE):  # a sampler of the newer release carries it on
                 await self._clear(run_id)
         if not await self._lease.renew():
             return
@@ -94,7 +94,7 @@ class Retention:
         generation again: the index may have been away, or was restored.
         """
         for run_id in await self._holds.held():
-            with contextlib.suppress(errors.NotFound, NewerFormat):
+            with contextlib.suppress(errors.NotFound, *UNREADABLE):
                 if not (run := await self._runs.get(run_id)).ended:
                     await self._holds.hold_generation(run)
                 else:

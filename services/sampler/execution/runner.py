@@ -27,7 +27,7 @@ from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
-from services.store.formats import NewerFormat
+from services.store.formats import UNREADABLE, NewerFormat
 from services.store.life_cycles import LIVE, State
 from services.store.redis import WorkLease, once_redis_answers
 
@@ -67,7 +67,7 @@ class Runner:
         self._lease_s, self._poll_s = lease_s, poll_s
         self._working: dict[str, asyncio.Task[None]] = {}
         self._oracle_of: dict[str, str] = {}  # run -> name; of the runs that wait for a sampler or have one
-        self._unreadable: set[str] = set()  # runs of a newer release
+        self._unreadable: set[str] = set()  # runs of a newer release, and damaged ones
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
@@ -121,7 +121,7 @@ class Runner:
                     self._oracle_of[run_id] = name = (await self._store.get(run_id)).config.oracle
                     if name not in self._oracles:
                         log.warning("run is left to samplers that have its oracle", run=run_id, oracle=name)
-                except NewerFormat as error:
+                except UNREADABLE as error:
                     self._leave(run_id, error)
                     continue
             if self._oracle_of[run_id] not in self._oracles or not self._has_room(run_id):
@@ -133,8 +133,8 @@ class Runner:
                 task.add_done_callback(lambda _, run_id=run_id: self._done(run_id))  # type: ignore[misc]
         self._readiness.serving()
 
-    def _leave(self, run_id: str, error: NewerFormat) -> None:
-        log.warning("run is left to samplers of a newer release", run=run_id, reason=error.message)
+    def _leave(self, run_id: str, error: errors.AeencError) -> None:
+        log.warning("run is left alone", run=run_id, reason=error.message)
         self._unreadable.add(run_id)
 
     def _has_room(self, run_id: str) -> bool:
@@ -162,18 +162,14 @@ class Runner:
         try:
             if why := await lease.during(self._work(run_id, lease), is_over):
                 (log.info if why == CANCELLED else log.warning)("run was stopped", run=run_id, reason=why)
-        except NewerFormat as error:  # a newer release has rewritten the record meanwhile
+        except UNREADABLE as error:  # else the run would be taken again at once, and again
             self._leave(run_id, error)
         except Exception:
             log.exception("run worker failed", run=run_id)
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
-        try:
-            run = await self._store.get(run_id)
-            if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
-                return
-        except NewerFormat as error:  # else the run would be taken again at once, and again
-            self._leave(run_id, error)
+        run = await self._store.get(run_id)
+        if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
             return
         with span("run", within=run.traceparent, run_id=run_id, oracle=run.config.oracle):
             await self._work_on(run, lease)

@@ -33,7 +33,7 @@ from services.sampler.people.task_store import READ, TaskStore
 from services.sampler.people.tasks import TaskRecord, decided, task_name
 from services.sampler.records.runs import MAX_NOTE, Run
 from services.sampler.settings import QueueSettings
-from services.store.formats import NewerFormat
+from services.store.formats import UNREADABLE
 
 log = get(__name__)
 
@@ -112,7 +112,7 @@ class PeopleGateway(Gateway):
         asking = self._asking.get(run_id, _Asking())
         queued = [one for one in asking.waiting.items() if one[0] not in asking.new]
         for name in [name for name, (task, _) in queued if task.task_id in node_ids]:
-            await self._send_back(run_id, name, None)
+            await self._tasks.apply(run_id, name, lambda old, at: steps.send_back(old, None, at))
 
     async def grown(self, run_id: str, amendment: Amendment) -> None:
         """Notes that the run's tree has what was amended."""
@@ -153,7 +153,7 @@ class PeopleGateway(Gateway):
                         await self._put_new(run_id, asking)
                         if asking.changed or asking.look_at <= time.monotonic():
                             await self._look(run_id, asking)
-                    except NewerFormat as error:
+                    except UNREADABLE as error:
                         self._leave(asking, error)
             except Exception as error:  # one task must not keep all others from their answers
                 if isinstance(error, errors.Unavailable):
@@ -220,7 +220,7 @@ class PeopleGateway(Gateway):
                 await self._take_over(asking, record, part[record.task.task_id])
             for name, task in part.items():
                 if asking.version not in ("", task.model_version):  # it was retrieved while others were sent back
-                    await self._send_back(run_id, name, asking.version)
+                    await self._tasks.apply(run_id, name, lambda old, at: steps.send_back(old, asking.version, at))
             for name in names:
                 asking.new.pop(name, None)
             asking.look_at = 0.0
@@ -235,11 +235,8 @@ class PeopleGateway(Gateway):
         if record.overlap > overlap:  # one of those it was put before may have left
             await self._tasks.apply(record.run_id, name, lambda old, at: steps.lower(old, overlap, at))
 
-    async def _send_back(self, run_id: str, name: str, version: str | None) -> None:
-        await self._tasks.apply(run_id, name, lambda old, at: steps.send_back(old, version, at))
-
-    def _leave(self, asking: _Asking, error: NewerFormat) -> None:
-        """Tells those who wait for a run's tasks that this release cannot read them."""
+    def _leave(self, asking: _Asking, error: errors.AeencError) -> None:
+        """Tells those who wait for a run's tasks that they cannot be read."""
         for _, told in asking.waiting.values():
             if not told.done():
                 told.set_exception(error)

@@ -43,7 +43,7 @@ from services.sampler.records.node_store import Amended, NodeStore, explaining
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Run
 from services.sampler.settings import QueueSettings
-from services.store.formats import NewerFormat
+from services.store.formats import UNREADABLE
 
 WATCH_WAIT_MS = 1000
 MAX_COMPARED = 200  # annotators: each is compared with each
@@ -225,7 +225,7 @@ class Overview:
         counts: list[TaskCounts] = []
         standing: Qualification | None = None
         for run in runs:
-            with contextlib.suppress(NewerFormat):  # of a task
+            with contextlib.suppress(*UNREADABLE):  # of a task
                 if annotator and not counts:
                     standing = await self._controls.qualification(run, annotator)
                 counts.append(await self._tasks.counts(run.id, annotator))

@@ -10,7 +10,6 @@ Nobody gets a task that others hold or that they have judged themselves. A lease
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import MAX_NOTE, Pair, Run
 from services.sampler.settings import QueueSettings
-from services.store.formats import NewerFormat
+from services.store.formats import UNREADABLE
 from services.store.requests import Request
 
 LEASE_TIMES = 3.0  # of the mean answer time
@@ -111,7 +110,7 @@ class TaskQueue:
                     leased.append(one)
             except (NotQualified, errors.TooLarge) as error:  # another queue or run may have tasks for this person
                 refused = error
-            except NewerFormat:  # a task: it keeps nobody from those of other runs
+            except UNREADABLE:  # a task: it keeps nobody from those of other runs
                 if wanted.run_id:
                     raise
         if refused and not leased:
@@ -397,14 +396,18 @@ class TaskQueue:
     async def _leased_before(self, request: Request) -> list[LeasedTask]:
         found: list[LeasedTask] = []
         for number in range(MAX_TASKS):
-            lease_id = await self._tasks.made(numbered(request, number))
-            if not lease_id:
+            if not (lease_id := await self._tasks.made(numbered(request, number))):
                 break
-            run_id, task_id = parts_of(lease_id, "lease")
-            with contextlib.suppress(errors.NotFound):  # its run was deleted
-                record, at = await self._tasks.read(run_id, task_id)
-                found += [await self._leased(lease, record, at) for lease in record.leases if lease.id == lease_id]
+            found += await self._made(lease_id)
         return found
+
+    async def _made(self, lease_id: str) -> list[LeasedTask]:
+        """The lease that a request has made; none where its run was deleted, or nothing is left of it."""
+        run_id, task_id = parts_of(lease_id, "lease")
+        found, at = await self._tasks.read_many(run_id, [task_id])
+        return [
+            await self._leased(lease, record, at) for record in found for lease in record.leases if lease.id == lease_id
+        ]
 
     async def _take(
         self,
@@ -436,9 +439,14 @@ class TaskQueue:
                             too_large = f"task {record.task.task_id} of run {run.id} takes {size:,} bytes"
                             continue
                         lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
-                        change = steps.lease(record, annotator, lease_id, at, lease_s)
-                        if await self._tasks.write(change, at, numbered(request, len(taken))):
+                        change, part = (
+                            steps.lease(record, annotator, lease_id, at, lease_s),
+                            numbered(request, len(taken)),
+                        )
+                        if await self._tasks.write(change, at, part):
                             return await self._leased(change.record.leases[-1], change.record, at)
+                        if made := await self._tasks.made(part):  # by another attempt of the same request
+                            return next(iter(await self._made(made)), None)
                         overtaken = True
         if too_large:
             limit = f"over the limit of {self._message_bytes:,} of an answer"

@@ -180,7 +180,7 @@ def amend(
         )
     chosen = read_verdicts((*record.task.candidates, *map(addition, before.additions)), new.verdicts)
     chosen |= read_verdicts(map(addition, new.additions), new.additions, "additions")
-    if not chosen and replace(new, annotator="", task_id="") == Answer():
+    if not chosen and replace(new, annotator="") == Answer():
         raise errors.InvalidArgument.field("verdicts", "is empty; give those that change")
     seen = {one.premise_id: one.in_sight_ms for one in before.verdicts}  # by its author, who alone adds to it
     is_author = annotator == given.annotator

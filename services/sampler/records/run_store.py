@@ -24,7 +24,7 @@ from services.sampler.records.runs import (
     config_json,
     parse_time,
 )
-from services.store.formats import NewerFormat
+from services.store.formats import UNREADABLE
 from services.store.life_cycles import Entry, LifeCycles, State, Step, emit_script
 from services.store.redis import Script, raising_unavailable
 from services.store.requests import Request
@@ -157,10 +157,10 @@ class RunStore:
         return [_run(run_id, record) for run_id, record in page], after
 
     async def live(self) -> list[Run]:
-        """The runs that wait or work, the oldest first, without those of a newer release: its samplers know of them."""
+        """The runs that wait or work, the oldest first, without those of a newer release and damaged ones."""
         found = []
         for run_id in await self.cycles.active():
-            with contextlib.suppress(NewerFormat):
+            with contextlib.suppress(*UNREADABLE):
                 found.append(await self.get(run_id))
         return sorted(found, key=lambda run: run.created_at)
 

@@ -57,17 +57,16 @@ WRITE = (
     + """
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
 local plan = cjson.decode(ARGV[3])
+if redis.call('EXISTS', KEYS[15]) == 0 then return 0 end
+if plan.request ~= '' and redis.call('EXISTS', KEYS[4]) == 1 then return 0 end
 if #plan.pairs > 0 then
-  if redis.call('EXISTS', KEYS[15]) == 0 then return 0 end
   add_pairs(KEYS[15], KEYS[16], KEYS[18], plan.pairs, 1, {})
   emit(KEYS[15], KEYS[17], plan.at)
 end
 redis.call('HSET', KEYS[1], 'revision', ARGV[1] + 1, 'record', ARGV[2])
 if plan.asks ~= '' then redis.call('HSET', KEYS[1], 'task', plan.asks) end
 count(KEYS[14], KEYS[1], plan.state)
-if redis.call('EXISTS', KEYS[15]) == 1 then
-  redis.call('HSET', KEYS[15], 'disputed', redis.call('HGET', KEYS[14], 'CONFLICT') or 0)
-end
+redis.call('HSET', KEYS[15], 'disputed', redis.call('HGET', KEYS[14], 'CONFLICT') or 0)
 place(KEYS[7], plan.waiting, plan.task)
 for _, lease in ipairs(plan.leases) do place(KEYS[8], lease[2], lease[1]) end
 place(KEYS[9], plan.decided, plan.task)

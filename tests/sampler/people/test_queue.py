@@ -315,6 +315,27 @@ async def test_a_retried_lease_is_the_same_lease(world: SamplerWorld):
         assert len(await people.lease("ann", max_tasks=2, request_id="r2")) == 1
 
 
+async def test_attempts_of_one_request_at_once_lease_the_same_task(world: SamplerWorld):
+    async with at_work(world, 3) as (people, _, run_id), world.sampler(queues={"team": QUEUE}) as sampler:
+        elsewhere = aeenc.PeopleClient(sampler.channel)
+        attempts = [one.lease("ann", request_id="r1") for one in (people, people, elsewhere, elsewhere)]
+        leased = [lease.lease_id for [lease] in await asyncio.gather(*attempts)]
+        assert len(set(leased)) == 1
+        assert len(await people.lease("ann", max_tasks=3, run_id=run_id)) == 2
+
+
+async def test_an_answer_keeps_no_task_id_that_its_sender_gives(world: SamplerWorld):
+    async with at_work(world, 1, undo_s=NEVER, overlap=2) as (people, _, run_id):
+        for name in ("ann", "bob"):
+            lease = await take(people, name)
+            answer = Answer([lease.task.candidates[0].premise.id]).to_proto("x" * 3_000_000)
+            request = people_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, answer=answer)
+            await people.channel.unary(people._stub.SubmitVerdicts, request)
+        [task] = [task async for task in people.list_tasks(run_id)]
+        assert [(one.annotator, one.task_id) for one in task.answers] == [("ann", ""), ("bob", "")]
+        assert (await people.get_tree(run_id, "tree-0")).nodes[0].answered == 2
+
+
 async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
     async with at_work(world, 1) as (people, sampler, run_id):
         lease = await take(people, "ann")

@@ -1,6 +1,8 @@
 """The records in Redis: a node is committed once, by the sampler that holds the run alone; run labels come and go."""
 
+import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -297,20 +299,25 @@ async def test_what_a_later_minor_release_adds_to_a_run_is_passed_over(world: Sa
     await redis.aclose()
 
 
-async def test_a_run_of_a_newer_release_is_refused_by_name_and_disturbs_no_other(world: SamplerWorld):
+@pytest.mark.parametrize(
+    ("version", "refused"), [("2", "has format_version 2, this release reads up to 1"), ("", "has no format_version")]
+)
+async def test_a_run_of_a_newer_release_or_a_damaged_one_is_refused_by_name_and_disturbs_no_other(
+    world: SamplerWorld, version: str, refused: str
+):
     redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     async with world.sampler(queues={"team": QUEUE}) as client:
         newer = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
-    await redis.hset(keys.record(newer.id), "format_version", 2)
+    await redis.hset(keys.record(newer.id), "format_version", version)
     before = await redis.hgetall(keys.record(newer.id))
     async with world.sampler(queues={"team": QUEUE}) as client:
-        refused = f"run {newer.id} has format_version 2, this release reads up to 1"
         for call in (client.get_run(newer.id), client.cancel(newer.id), client.delete(newer.id)):
-            with pytest.raises(errors.FailedPrecondition, match=refused):
+            with pytest.raises((errors.FailedPrecondition, errors.DataLoss), match=f"run {newer.id} {refused}"):
                 await call
         run = await finish(client)
         assert [one.id async for one in client.list_runs()] == [run.id]
-        assert await aeenc.PeopleClient(client.channel).lease("ann") == []
+        people = aeenc.PeopleClient(client.channel)
+        assert (await people.lease("ann"), (await people.list_queues("ann"))[0].total.tasks) == ([], 0)
         assert await pair_set(client, run.id) == brute_force()
     assert await redis.hgetall(keys.record(newer.id)) == before
     await redis.aclose()
@@ -350,6 +357,27 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
         await judge_another(client, "hypothesis 3")
         assert (await client.get_run(newer)).state == types_pb2.WORK_STATE_RUNNING
     assert await redis.hgetall(key) == before
+    await redis.aclose()
+
+
+async def test_a_damaged_task_fails_its_run_by_name_and_disturbs_no_other(world: SamplerWorld):
+    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
+    async with at_work(world, hypotheses=1) as (people, client, damaged):
+        task_id = (await anext(people.list_tasks(damaged))).task.task_id
+        await redis.hset(keys.task(damaged, task_id), "record", "{")
+        [(_, last)] = await redis.xrevrange(keys.all_events, count=1)
+        await redis.xadd(keys.all_events, {**last, "event": "SETTLED"}, id="2-0")  # somebody looks at it again
+        failed = await asyncio.wait_for(client.wait(damaged), 20)
+        assert failed.state == types_pb2.WORK_STATE_FAILED
+        assert re.search(f"task {task_id} of run {damaged} cannot be read .*restore it from a backup", failed.error)
+        with pytest.raises(errors.DataLoss, match=f"task {task_id} of run {damaged} cannot be read"):
+            await anext(people.list_tasks(damaged))
+        await client.start_run([("t", "hypothesis 2")], corpus="science", oracle="team", k=4, max_depth=0)
+
+        async def leased() -> bool:
+            return bool(await people.lease("ben"))
+
+        await eventually(leased)
     await redis.aclose()
 
 
