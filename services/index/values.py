@@ -256,7 +256,7 @@ class TextQuery:
             if name not in known:
                 raise _refuse("fusion.features", f"has {name!r}; mode {self.mode} has {', '.join(known)}")
             if not abs(weight) <= HEAVIEST:
-                raise _refuse("fusion.features", f"{name} is {weight:g}; give a weight of {HEAVIEST:g} at most")
+                raise _refuse("fusion.features", f"{name} is {weight:g}; give one from {-HEAVIEST:g} to {HEAVIEST:g}")
         if self.features and self.mode in WITHOUT_ENCODER:
             raise _refuse(
                 "fusion.features", f"order what DENSE and HYBRID find, and the mode is {self.mode}; use those, or none"

@@ -439,10 +439,8 @@ class TaskQueue:
                             too_large = f"task {record.task.task_id} of run {run.id} takes {size:,} bytes"
                             continue
                         lease_id = f"{run.id}.{record.task.task_id}.{uuid.uuid4().hex[:12]}"
-                        change, part = (
-                            steps.lease(record, annotator, lease_id, at, lease_s),
-                            numbered(request, len(taken)),
-                        )
+                        change = steps.lease(record, annotator, lease_id, at, lease_s)
+                        part = numbered(request, len(taken))
                         if await self._tasks.write(change, at, part):
                             return await self._leased(change.record.leases[-1], change.record, at)
                         if made := await self._tasks.made(part):  # by another attempt of the same request

@@ -117,7 +117,7 @@ class TaskStore:
     async def write(
         self, change: Change, at: float, request: Request = UNNAMED, queue: str = "", pairs: Sequence[Pair] = ()
     ) -> bool:
-        """Writes a change of the record that was read. False: somebody was faster; read it again.
+        """Writes a change of the record that was read. False: read it again, for somebody, or this request, was faster.
 
         The time of an answer counts for the pace of the `queue`. The `pairs` replace some of the run's.
         """

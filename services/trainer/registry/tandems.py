@@ -196,8 +196,8 @@ class TandemPublisher:
         """
         async with self.tandems.turn():
             active = await self.active(corpus)
-            built = {(one.corpus, one.generation): one for one in await self.tandems.all()}
-            tandem = built.get((corpus, active.id))
+            known = await self.tandems.all()
+            tandem = next((one for one in known if (one.corpus, one.generation) == (corpus, active.id)), None)
             begun = await self._registry.requests.answer(request) or {}
             if begun.get("to") == active.id:
                 return await self._as_it_is(active)

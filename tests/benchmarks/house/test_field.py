@@ -1,4 +1,4 @@
-"""What `make bench NAME=field` takes for the same answer."""
+"""Two answers that `make bench NAME=field` counts as the same."""
 
 from __future__ import annotations
 
