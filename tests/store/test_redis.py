@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
@@ -67,3 +71,24 @@ async def test_what_is_wrong_with_a_command_is_a_bug(said: str):
     with pytest.raises(ResponseError):
         async with unavailable_if_down("count"):
             raise ResponseError(said)
+
+
+async def test_a_cancellation_that_comes_as_a_write_ends_arrives(redis_url: str, monkeypatch: pytest.MonkeyPatch):
+    """Python 3.11 would swallow it, and whoever waits in a loop of commands would wait to its end."""
+    client, written = connect(redis_url), AbstractConnection._send_packed_command
+
+    async def write_and_cancel(self: AbstractConnection, command: Any) -> None:
+        await written(self, command)
+        asking.cancel()
+
+    async def ask() -> Any:
+        return await client.echo("nobody reads this")
+
+    await client.ping()
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "_send_packed_command", write_and_cancel)
+        asking = asyncio.create_task(ask())
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert await client.echo("an answer of its own") == "an answer of its own"
+    await client.aclose()
