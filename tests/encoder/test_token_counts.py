@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aeenc import Channel, EncoderClient, errors
+from services.encoder.batching.queues import Call
 from services.encoder.runtime.model import Tokenization
 from services.encoder.runtime.runners import PaddedRunner
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
@@ -125,3 +127,26 @@ async def test_a_call_whose_caller_gives_up_is_charged_all_the_same(
         with pytest.raises(errors.Overloaded, match="quota"):
             await EncoderClient(client.channel.with_options(retry=False)).encode(["sun"])
         await client.channel.close()
+
+
+async def test_a_text_is_alone_beside_large_calls_of_its_caller_but_not_beside_another_text(
+    serve, registry, tiny_checkpoint, watched, monkeypatch
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    made: list[tuple[int, bool]] = []
+
+    class Noted(Call):
+        def __init__(self, count: int, *arguments: Any) -> None:
+            super().__init__(count, *arguments)
+            made.append((count, self.is_alone))
+
+    monkeypatch.setattr("services.encoder.batching.batcher.Call", Noted)
+    async with serve() as (server, client):
+        watched.go.clear()
+        watched.server, calls = server, []
+        for count in (3, 1, 1, 3):
+            calls.append(asyncio.create_task(client.encode(["sun"] * count)))
+            await until(lambda: len(made) == len(calls))
+        assert made == [(3, True), (1, True), (1, False), (3, False)]
+        watched.go.set()
+        await asyncio.gather(*calls)

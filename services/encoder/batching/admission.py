@@ -13,7 +13,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -33,7 +33,8 @@ MIN_SPREAD = 1e-6
 OUTLIER = 8.0  # times the forecast
 FRESH_S = 2.0
 
-Flow = tuple[str, type[Runner] | None]  # a caller and a kind of work, which share a part of a lane
+Caller = Hashable  # who takes part in a lane
+Flow = tuple[Caller, type[Runner] | None]  # and a kind of work, which share a part of it
 
 
 class Admission:
@@ -59,13 +60,14 @@ class Admission:
         tokens: int,
         deadline: float | None,
         patience_s: float = 0.0,
-        caller: str = "",
+        caller: Caller = "",
         kind: type[Runner] | None = None,
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[bool]:
         """Holds the tokens of a call for the block. With `patience_s` it waits for room, first come, first served.
 
-        Calls of one `caller` share a part of the lane; `kind` is the class of the runner that computes them. Raises
-        Overloaded, or DeadlineExceeded for a deadline that even an idle encoder cannot meet.
+        Calls of one `caller` share a part of the lane; `kind` is the class of the runner that computes them. Yields
+        whether the caller has no other. Raises Overloaded, or DeadlineExceeded for a deadline that even an idle encoder
+        cannot meet.
         """
         hold = Hold(lane, min(tokens, self.part(lane)), bool(patience_s), (caller, kind))
         if patience_s:
@@ -75,11 +77,11 @@ class Admission:
             self._take(hold)
         try:
             self._check_deadline(hold, tokens, deadline)
-            yield
+            yield self._flows[lane][hold.flow] == hold.tokens
         finally:
             self._give_back(hold)
 
-    def check_room(self, lane: Lane, tokens: int, caller: str, kind: type[Runner] | None) -> None:
+    def check_room(self, lane: Lane, tokens: int, caller: Caller, kind: type[Runner] | None) -> None:
         """Raises Overloaded for a call without patience that so many tokens would have refused, before it is read."""
         hold = Hold(lane, min(tokens, self.part(lane)), False, (caller, kind))
         if self._lined[lane] or not self._has_room(hold):

@@ -79,7 +79,13 @@ class Batcher:
             worker.thread.start()
 
     async def encode(
-        self, runner: Runner, texts: Sequence[Tokens], lane: Lane, deadline: float | None = None, caller: str = ""
+        self,
+        runner: Runner,
+        texts: Sequence[Tokens],
+        lane: Lane,
+        deadline: float | None = None,
+        caller: str = "",
+        is_alone: bool = False,
     ) -> Call:
         """Computes the rows of texts (n) by `deadline` (time.monotonic()), in the caller's part of the queue.
 
@@ -88,7 +94,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         if self._watch is None:
             self._watch = loop.create_task(every(WATCH_S, self._replace_stuck, "looking after the workers failed"))
-        call = Call(len(texts), runner.width, loop.create_future(), caller, time.monotonic())
+        call = Call(len(texts), runner.width, loop.create_future(), caller, time.monotonic(), is_alone)
         until = math.inf if deadline is None else deadline
         items = [Item(tokens, row, len(tokens.ids), call, until) for row, tokens in enumerate(texts)]
         with self._changed:

@@ -178,20 +178,20 @@ class Encoder:
     ) -> CallResult:
         """Tokenizes what likely has room, admits its tokens, and computes; `characters` of each text or pair."""
         deadline = None if call.deadline_s is None else started + call.deadline_s
-        kind = type(model.runners[call.precision])
+        kind, share = type(model.runners[call.precision]), (call.caller, len(call.texts) == 1)
         with model.held():
             if not call.patience_s:
                 most = model.tokenization.max_tokens
                 likely = sum(min(count // CHARACTERS_A_TOKEN + SPECIAL_TOKENS, most) for count in characters)
-                self._admission.check_room(call.lane, likely, call.caller, kind)
+                self._admission.check_room(call.lane, likely, share, kind)
             begun = time.monotonic()
             tokenized = await self._tokenized(call, tokenize, characters, deadline)
             asked = time.monotonic()
             count = sum(len(tokens.ids) for tokens in tokenized.tokens)
-            async with self._admission.admitted(call.lane, count, deadline, call.patience_s, call.caller, kind):
+            async with self._admission.admitted(call.lane, count, deadline, call.patience_s, share, kind) as alone:
                 self._on_admitted(count)
                 admitted = time.monotonic()
-                done = await self._compute(call, model, tokenized.tokens, deadline)
+                done = await self._compute(call, model, tokenized.tokens, deadline, alone)
         return CallResult(
             rows=np.concatenate([part.rows for part in done]) if len(done) > 1 else done[0].rows,
             model_version=model.version,
@@ -222,12 +222,14 @@ class Encoder:
         return done
 
     async def _compute(
-        self, call: ModelCall, model: Model, texts: Sequence[Tokens], deadline: float | None
+        self, call: ModelCall, model: Model, texts: Sequence[Tokens], deadline: float | None, is_alone: bool
     ) -> list[Call]:
         """Computes the rows of texts in parts of what a call holds, and tells the breaker how it went."""
         runner, parts = model.runners[call.precision], _parts(texts, self._admission.part(call.lane))
         try:
-            done = [await self._batcher.encode(runner, part, call.lane, deadline, call.caller) for part in parts]
+            done = [
+                await self._batcher.encode(runner, part, call.lane, deadline, call.caller, is_alone) for part in parts
+            ]
         except AeencError as error:
             self._breaker.failed(model, call.precision, error)
             raise

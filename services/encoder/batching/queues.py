@@ -2,11 +2,11 @@
 
 Callers share a queue fairly, by tokens: each text has a start on a clock of tokens served, and the least goes first
 (start-time fair queueing, Goyal et al. 1996). Who takes less than their share starts `CREDIT` earlier than the others
-(borrowed virtual time, Duda and Cheriton 1999), so that their text goes next, however much and however many others have
-there; and on a CPU a batch is smaller while several callers wait, since it holds up whoever comes. Texts are sorted by
-length within a bounded window, which keeps padding small. Runners
-take turns, so a batch never mixes versions. While both lanes have work, bulk gets one batch in `BULK_TURN`. Texts that
-are cancelled or out of time are dropped here. This module starts no thread and reads no clock.
+(borrowed virtual time, Duda and Cheriton 1999), however much and however many others have there. Texts are sorted by
+length within a bounded window, which keeps padding small. While somebody asks for one text at a time, such texts go
+before the window, and a CPU's batches are smaller, since they hold them up. Runners take turns, so a batch never mixes
+versions. While both lanes have work, bulk gets one batch in `BULK_TURN`. Texts that are cancelled or out of time are
+dropped here. This module starts no thread and reads no clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ WINDOW_BATCHES = 8
 BULK_TURN = 8
 CALL_TOKENS = 32  # of a call, at most, before its caller's next one starts: about a text
 CREDIT = CALL_TOKENS
-SHARED, AHEAD = 2, 4  # the part of a CPU's batch while several callers wait, and for texts that go before a window
+PATIENT, AHEAD = 2, 4  # the part of a CPU's batch beside patient callers, and for texts that go before a window
+LATELY_S = 2.0  # after a patient caller's text another is expected for so long
 WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text
 MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 
@@ -43,13 +44,14 @@ MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 class Call:
     """One call's texts, and rows (n, width) in their order, of which `left` are missing; `queued` (time.monotonic()).
 
-    `dead` tells the queue to drop the texts that wait. Calls with the same `caller` share one part of the queue.
+    `dead` tells the queue to drop the texts that wait. Calls with the same `caller` share one part of the queue. A
+    caller whose call `is_alone` has no other of its kind.
     """
 
     def __init__(
-        self, count: int, width: int, done: asyncio.Future[None], caller: str = "", queued: float = 0.0
+        self, count: int, width: int, done: asyncio.Future[None], caller: str, queued: float, is_alone: bool
     ) -> None:
-        self.caller, self.queued = caller, queued
+        self.caller, self.queued, self.is_alone = caller, queued, is_alone
         self.rows = np.empty((count, width), dtype=np.float32)
         self.left = count
         self.done = done
@@ -104,9 +106,12 @@ class Queues:
         self._dropped: list[tuple[Item, bool]] = []
         self._lanes: dict[Lane, OrderedDict[Runner, _Queue]] = {lane: OrderedDict() for lane in LANES}
         self._turn = 0
+        self._patient_until = -math.inf  # time.monotonic()
 
     def put(self, lane: Lane, runner: Runner, items: Sequence[Item]) -> None:
         """Adds the texts of one call."""
+        if (call := items[0].call).is_alone and len(items) == 1 and lane == "interactive":
+            self._patient_until = call.queued + LATELY_S
         self._lanes[lane].setdefault(runner, _Queue()).put(items)
 
     def take(self, now: float) -> tuple[Runner, Batch] | None:
@@ -115,7 +120,7 @@ class Queues:
             queues = self._lanes[lane]
             runner, queue = next(iter(queues.items()))
             batch = self._next_batch(runner, queue, now)
-            if queue.is_empty:
+            if not queue.waiting and not queue.batches:
                 del queues[runner]
             else:
                 queues.move_to_end(runner)
@@ -128,7 +133,8 @@ class Queues:
         queues = [queue for lane in self._lanes.values() for queue in lane.values()]
         for lane in self._lanes.values():
             lane.clear()
-        return [item for queue in queues for batch in (*queue.batches, queue.all_waiting()) for item in batch]
+        waiting = [item for queue in queues for _, _, item in queue.waiting]
+        return [*waiting, *(item for queue in queues for batch in queue.batches for item in batch)]
 
     def dropped(self) -> list[tuple[Item, bool]]:
         """Returns the texts dropped since the last call, and whether each expired (otherwise its caller is gone)."""
@@ -146,10 +152,13 @@ class Queues:
         in_window = bool(queue.batches)
         if not in_window:
             queue.forget_callers()
-        if not in_window or queue.has_newcomers:
+        is_patient = now < self._patient_until
+        if not in_window or (is_patient and queue.has_newcomers):
             window: Batch = []
             tokens = 0
-            bounds = self._bounds_of(runner, AHEAD if in_window else SHARED if queue.is_shared else 1)
+            batch_items, batch_tokens = self._bounds_of_pairs if isinstance(runner, PairRunner) else self._bounds
+            part = AHEAD if in_window else PATIENT if is_patient else 1
+            bounds = batch_items, batch_tokens // part if batch_items else batch_tokens
             most_items, most_tokens = (WINDOW_BATCHES * bound or math.inf for bound in bounds)  # 0: no bound
             while len(window) < most_items and tokens < most_tokens and (item := queue.next(newcomer=in_window)):
                 if self._is_alive(item, now):
@@ -159,11 +168,6 @@ class Queues:
         if not queue.batches:
             return []
         return [item for item in queue.batches.popleft() if self._is_alive(item, now)]
-
-    def _bounds_of(self, runner: Runner, parts: int) -> tuple[int, int]:
-        """Returns the most texts and tokens of a batch; on a CPU of one that is so many times smaller."""
-        batch_items, batch_tokens = self._bounds_of_pairs if isinstance(runner, PairRunner) else self._bounds
-        return batch_items, batch_tokens // parts if batch_items else batch_tokens
 
     def _cut(self, window: Batch, runner: Runner, bounds: tuple[int, int]) -> list[Batch]:
         """Sorts a window by length and cuts it where a batch is full, or well filled before a longer text."""
@@ -207,43 +211,31 @@ class _Queue:
     def __init__(self) -> None:
         self._clock = 0  # the start of the text taken last
         self._ends: dict[tuple[str, bool], int] = {}  # where the next call of a share starts, unless that is past
-        self._waiting: list[tuple[int, int, Item]] = []  # a heap: start, order of coming, text
+        self.waiting: list[tuple[int, int, Item]] = []  # a heap: start, order of coming, text
         self._count = itertools.count()
         self.batches: deque[Batch] = deque()
 
     @property
-    def is_empty(self) -> bool:
-        return not self._waiting and not self.batches
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether somebody else has taken or asked for something of late."""
-        return len(self._ends) > 1
-
-    @property
     def has_newcomers(self) -> bool:
         """Whether a text waits that starts no later than the window that is being handed out."""
-        return bool(self._waiting) and self._waiting[0][0] <= self._clock
+        return bool(self.waiting) and self.waiting[0][0] <= self._clock
 
     def put(self, items: Sequence[Item]) -> None:
         share = items[0].call.caller, len(items) == 1
         begins = start = max(self._clock - CREDIT, self._ends.get(share, -CREDIT))
         for item in items:
-            heapq.heappush(self._waiting, (start, next(self._count), item))
+            heapq.heappush(self.waiting, (start, next(self._count), item))
             start += item.length
         self._ends[share] = min(start, begins + CALL_TOKENS)
 
     def next(self, *, newcomer: bool) -> Item | None:
         """Takes the text that starts first, or only a newcomer's; None when there is none."""
-        if not self._waiting or (newcomer and not self.has_newcomers):
+        if not self.waiting or (newcomer and not self.has_newcomers):
             return None
-        start, _, item = heapq.heappop(self._waiting)
+        start, _, item = heapq.heappop(self.waiting)
         self._clock = max(self._clock, start)
         return item
 
     def forget_callers(self) -> None:
         """Forgets the callers whose next call would start as a stranger's does."""
         self._ends = {share: end for share, end in self._ends.items() if end > self._clock - CREDIT}
-
-    def all_waiting(self) -> Batch:
-        return [item for _, _, item in self._waiting]

@@ -53,6 +53,18 @@ async def test_a_caller_holds_no_more_of_a_lane_than_is_left_for_the_others():
         await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="b"))
 
 
+async def test_a_call_is_alone_while_its_caller_has_no_other():
+    gate = admission(4000)
+    async with (
+        gate.admitted("interactive", 10, None, caller="a") as first,
+        gate.admitted("interactive", 10, None, caller="a") as second,
+        gate.admitted("interactive", 10, None, caller="b") as other,
+    ):
+        assert (first, second, other) == (True, False, True)
+    async with gate.admitted("interactive", 10, None, caller="a") as again:
+        assert again
+
+
 async def test_there_is_room_for_a_newcomer_however_many_callers_take_all_that_they_get():
     gate, refused = admission(4000), set[str]()
     callers = [str(n) for n in range(20)]

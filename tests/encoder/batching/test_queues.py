@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.encoder.batching.queues import BULK_TURN, WINDOW_BATCHES, Item, Queues
+from services.encoder.batching.queues import BULK_TURN, LATELY_S, WINDOW_BATCHES, Item, Queues
 from services.encoder.runtime.runners import PairRunner, Tokens
 
 
@@ -19,8 +19,8 @@ class Runner:
         self.pads = pads
 
 
-def a_call(caller=""):
-    return SimpleNamespace(dead=False, caller=caller)
+def a_call(caller="", queued=0.0, is_alone=False):
+    return SimpleNamespace(dead=False, caller=caller, queued=queued, is_alone=is_alone)
 
 
 def items(lengths, call=None, deadline=math.inf):
@@ -122,7 +122,7 @@ def test_a_window_without_a_limit_of_texts_is_bounded_by_tokens():
     waiting.put("bulk", Runner(), items([10] * 500))
     _, first = waiting.take(0.0) or (None, [])
     [queue] = waiting._lanes["bulk"].values()
-    assert (len(first), len(queue.all_waiting())) == (10, 500 - WINDOW_BATCHES * 10)
+    assert (len(first), len(queue.waiting)) == (10, 500 - WINDOW_BATCHES * 10)
 
 
 def callers_of(batches):
@@ -135,9 +135,10 @@ def test_somebody_with_nothing_in_the_queue_goes_next_however_much_others_have_t
         waiting.put("interactive", runner, items([10] * 200, a_call(caller)))
     for _ in range(3):
         assert waiting.take(0.0) is not None
-    waiting.put("interactive", runner, items([10], a_call("d")))
-    waiting.put("interactive", runner, items([10], a_call("e")))
-    assert callers_of([waiting.take(0.0)]) == [["d", "e"]], "in one batch"
+    waiting.put("interactive", runner, items([10], a_call("d", is_alone=True)))
+    waiting.put("interactive", runner, items([10], a_call("e", is_alone=True)))
+    [first] = callers_of([waiting.take(0.0)])
+    assert first[:2] == ["d", "e"], "in one batch"
 
 
 def test_callers_share_a_queue_by_tokens_whatever_the_length_of_their_texts_and_calls():
@@ -179,7 +180,7 @@ def test_who_takes_less_than_their_share_goes_before_any_number_of_callers_with_
     for _ in range(50):  # until their credit is used up
         assert waiting.take(0.0) is not None
     for _ in range(20):
-        waiting.put("interactive", runner, items([8], a_call("light")))
+        waiting.put("interactive", runner, items([8], a_call("light", is_alone=True)))
         assert callers_of([waiting.take(0.0)]) == [["light"]]
         for _ in range(10):
             waiting.put("interactive", runner, items([40], a_call("a")))
@@ -194,18 +195,44 @@ def test_a_text_of_a_service_does_not_wait_for_the_service_s_large_calls():
         waiting.put("interactive", runner, items([40] * 16, a_call("index")))
     for _ in range(WINDOW_BATCHES + 1):
         assert waiting.take(0.0) is not None
-    waiting.put("interactive", runner, items([8], a_call("index")))
+    waiting.put("interactive", runner, items([8], a_call("index", is_alone=True)))
     _, [first] = waiting.take(0.0)
     assert first.length == 8
 
 
-def test_on_a_cpu_a_batch_is_smaller_while_several_callers_wait_and_smallest_for_who_goes_ahead():
+def test_on_a_cpu_a_batch_is_smallest_for_who_goes_ahead():
     waiting, runner = queues(batch_items=32, batch_tokens=240), Runner()
-    waiting.put("interactive", runner, items([40] * 64, a_call("alone")))
+    waiting.put("interactive", runner, items([40] * 64, a_call("large")))
     assert sum(item.length for item in waiting.take(0.0)[1]) == 240
-    waiting.put("interactive", runner, items([8, 40], a_call("light")))
-    assert [item.length for item in waiting.take(0.0)[1]] == [8], "a longer text would hold it up"
-    waiting.put("interactive", runner, items([40] * 64, a_call("other")))
-    for _ in range(WINDOW_BATCHES + 1):
-        waiting.take(0.0)
-    assert sum(item.length for item in waiting.take(0.0)[1]) <= 120
+    waiting.put("interactive", runner, items([8], a_call("short", is_alone=True)))
+    waiting.put("interactive", runner, items([40], a_call("long", is_alone=True)))
+    assert callers_of([waiting.take(0.0)]) == [["short"]], "a longer text would hold it up"
+
+
+def test_batches_are_whole_and_in_the_order_of_windows_while_nobody_asks_for_one_text_at_a_time():
+    waiting, runner = queues(batch_items=32, batch_tokens=240), Runner()
+    for caller in "abcd":
+        waiting.put("interactive", runner, items([40] * 64, a_call(caller)))
+    assert len(waiting.take(0.0)[1]) == 6
+    waiting.put("interactive", runner, items([40] * 2, a_call("small", is_alone=True)))
+    waiting.put("interactive", runner, items([40], a_call("flood")))
+    waiting.put("bulk", runner, items([40], a_call("stream", is_alone=True)))
+    window = [waiting.take(0.0)[1] for _ in range(WINDOW_BATCHES)]
+    assert [[item.call.caller for item in batch] for batch in window if len(batch) < 6] == [["stream"]]
+    assert not {"small", "flood"} & {item.call.caller for batch in window for item in batch}
+
+
+def test_batches_of_a_cpu_are_smaller_for_a_while_after_somebody_asked_for_one_text_alone():
+    waiting, runner = queues(batch_items=32, batch_tokens=240), Runner()
+    for caller in "abcd":
+        waiting.put("interactive", runner, items([40] * 64, a_call(caller)))
+
+    def largest(now: float) -> int:
+        """Of as many batches as a window has."""
+        return max(sum(item.length for item in waiting.take(now)[1]) for _ in range(WINDOW_BATCHES))
+
+    assert largest(10.0) == 240, "callers of equal load hold nobody up"
+    waiting.put("interactive", runner, items([8], a_call("patient", queued=10.0, is_alone=True)))
+    assert largest(10.0) == 120
+    assert largest(10.0 + LATELY_S - 0.1) == 120, "it may come again"
+    assert largest(10.0 + LATELY_S) == 240
