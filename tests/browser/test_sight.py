@@ -125,6 +125,33 @@ async def test_a_row_behind_the_bar_a_tab_behind_another_and_a_dialog_hide(bench
         assert "DOES_NOT_EXPLAIN" in said
 
 
+async def test_a_dialog_that_opens_and_closes_between_two_looks_hides(bench: Any) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await page.add_init_script("""
+            const find = Document.prototype.querySelectorAll;
+            let closes;
+            window.opened = 0;
+            Document.prototype.querySelectorAll = function (what) {
+                if (what === "[data-premise]" && !closes) {
+                    const key = new KeyboardEvent("keydown", { key: "?", bubbles: true });
+                    setTimeout(() => document.body.dispatchEvent(key), 5);
+                    closes = setTimeout(() => {
+                        closes = undefined;
+                        const button = document.querySelector("dialog button");
+                        if (button) { window.opened += 1; button.click(); }
+                    }, 70);
+                }
+                return find.call(this, what);
+            };
+        """)
+        await page.reload()
+        await shown(page, "hypothesis 0")
+        await eventually(lambda: page.evaluate("window.opened >= 25"))
+        assert await page.locator(".gutter.seen").count() == 0
+
+
 async def test_a_text_taller_than_the_window_is_read_line_by_line(bench: Any) -> None:
     async with bench() as at:
         at.world.index.suffix = " and so on" * 150

@@ -67,6 +67,7 @@ addEventListener("pagehide", () => sessionStorage.setItem("inSight", JSON.string
     requestAnimationFrame(frame);
 })();
 """
+HIDE = "(behind) => { window.behind = behind; document.dispatchEvent(new Event('visibilitychange')); }"  # as a tab does
 AREA = """() => {
     const row = document.querySelector(".candidate.focused").getBoundingClientRect();
     const header = document.querySelector("header").getBoundingClientRect();
@@ -211,9 +212,9 @@ class Walker:
         await self._at.bring_to_front()
 
     async def _hide(self, page: Any) -> None:
-        await page.evaluate("() => { window.behind = true; }")
+        await page.evaluate(HIDE, True)
         await asyncio.sleep(self._rng.uniform(0.2, 1.5))
-        await page.evaluate("() => { window.behind = false; }")
+        await page.evaluate(HIDE, False)
 
     async def _reload(self, page: Any) -> None:
         await page.reload()

@@ -4,6 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 const SIGHT_MS = 1000;
 const LOOK_MS = 100;
 const LONGEST_MS = 250; // of one look that counts: a machine may have slept between two
+export const COVERED = "covered"; // an event of the window: a dialog has opened, and may be closed before the next look
 
 interface Area { top: number; bottom: number; left: number; right: number }
 
@@ -77,7 +78,7 @@ export function useSight(task: string, there: () => boolean, told: (task: string
     const again = (): void => { looking = setTimeout(() => requestAnimationFrame(() => { if (!left) { look(); again(); } }), LOOK_MS); };
     let left = false;
     again();
-    const moves = [[document, "scroll"], [document, "visibilitychange"], [window, "resize"], [visualViewport!, "scroll"], [visualViewport!, "resize"]] as const;
+    const moves = [[document, "scroll"], [document, "visibilitychange"], [window, "resize"], [window, COVERED], [visualViewport!, "scroll"], [visualViewport!, "resize"]] as const;
     for (const [where, what] of moves) where.addEventListener(what, look);
     return () => { left = true; clearTimeout(looking); for (const [where, what] of moves) where.removeEventListener(what, look); };
   }, [task]);
