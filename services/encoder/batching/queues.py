@@ -36,7 +36,7 @@ BULK_TURN = 8
 CALL_TOKENS = 32  # of a call, at most, before its caller's next one starts: about a text
 CREDIT = CALL_TOKENS
 PATIENT, AHEAD = 2, 4  # the part of a CPU's batch beside patient callers, and for texts that go before a window
-LATELY_S = 2.0  # after a patient caller's text another is expected for so long
+LATELY_S = 0.5  # after a patient caller's text another is expected for so long
 WELL_FILLED = 0.35  # of the token budget: a batch this full is closed before a longer text
 MIN_SPLIT = 4  # below this many texts, two workers cost more than they save
 
