@@ -139,7 +139,7 @@ class DataSets:
                 pairs = pairs_of(record)
                 texts = [text for pair in pairs for text in (pair.query, pair.premise, pair.premise_id)]
                 sizes = [len(text.encode()) for text in texts]
-            except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, InvalidArgument):
                 raise InvalidArgument(f"{place} has no pair; give {forms}") from None
             if max(sizes, default=0) > self._text_bytes:
                 raise InvalidArgument(f"{place} has a text over {self._text_bytes} bytes; shorten it")

@@ -211,6 +211,7 @@ def test_rated_facts_are_a_data_set_of_the_jobs_split():
         '{"query": "q", "premise": "p", "grade": -1}',
         '{"query": "q", "premise": "p", "grade": 101}',
         '{"query": "q", "premise": "p", "grade": NaN}',
+        f'{{"query": "q", "premise": "p", "grade": 1{"0" * 400}}}',
         '{"query": "q", "premise": "p", "grade": true}',
         '{"query": "q", "premise": "p", "sign": "positive", "grade": "6"}',
         '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
