@@ -18,11 +18,27 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, Field, FilePath, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    Field,
+    FilePath,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from aeenc.transport.channel import PATIENT
 from aeenc.transport.checks import bare_token
+from services.kit.credentials.watched_files import read_secret
 
 T = TypeVar("T", bound=str | SecretStr)
 # What Kubernetes sets for a service `aeenc-encoder`: AEENC_ENCODER_SERVICE_HOST, AEENC_ENCODER_PORT_50051_TCP …
@@ -36,6 +52,9 @@ def _not_empty(secret: T) -> T:
     return secret
 
 
+COUNTED = 2**31 - 1  # most that grpc and our messages count to
+GRPC_S = COUNTED // 1000  # grpc counts milliseconds
+MOST_BYTES, MOST_S = 2**62, 10**9
 _TOKENS = ("token", "admin_token", "peer_token", "peer_admin_token")
 Secret = Annotated[str, AfterValidator(_not_empty)]
 Token = Annotated[Secret, AfterValidator(bare_token)]  # one that callers can send
@@ -103,15 +122,20 @@ class ServiceSettings(BaseSettings):
     ping_s: float = Field(
         20.0,
         ge=0.1,
+        le=GRPC_S,
         description="seconds without a word after which a caller is pinged, and then without an answer given up",
     )
     connection_age_s: float = Field(
         30.0,
         ge=0,
+        le=GRPC_S,
         description="seconds, give or take a tenth, after which callers connect again, and find new replicas; 0: never",
     )
     connection_grace_s: float = Field(
-        3600.0, ge=0, description="seconds that calls on such an old connection may still take; 0: without limit"
+        3600.0,
+        ge=0,
+        le=GRPC_S,
+        description="seconds that calls on such an old connection may still take; 0: without limit",
     )
     drain_delay_s: float = Field(
         0.0, ge=0, description="seconds after SIGTERM in which new calls are still taken, while health says NOT_SERVING"
@@ -133,9 +157,9 @@ class ServiceSettings(BaseSettings):
     max_request_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="most bytes of requests in work at once, 16 KiB more for each call"
     )
-    message_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest message accepted, in bytes")
+    message_bytes: int = Field(4 * 1024 * 1024, ge=1024, le=COUNTED, description="largest message accepted, in bytes")
     max_items: int = Field(1024, ge=1, description="most items in one unary call")
-    text_bytes: int = Field(16 * 1024, ge=1, description="largest text, in bytes of UTF-8")
+    text_bytes: int = Field(16 * 1024, ge=1, le=COUNTED, description="largest text, in bytes of UTF-8")
     artifacts_dir: Path = Field(Path(".aeenc/artifacts"), description="store of checkpoints and generations")
     artifacts_url: str = Field(
         "", description="object store that holds the artifacts (s3://…, gs://…, abfs://…); the directory is its cache"
@@ -161,10 +185,18 @@ class ServiceSettings(BaseSettings):
         files = {name: given[f"{name}_file"] for name in _TOKENS if given.get(f"{name}_file")}
         if twice := [name.upper() for name in files if given.get(name) is not None]:
             raise ValueError(f"{twice[0]} and {twice[0]}_FILE exclude each other; give one")
-        try:
-            return {**given, **{name: Path(file).read_text(encoding="utf-8").strip() for name, file in files.items()}}
-        except OSError as error:
-            raise ValueError(f"{error.filename} cannot be read ({error.strerror}); give a file with a token") from None
+        return {**given, **{name: read_secret(file) for name, file in files.items()}}
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _countable(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses numbers that clocks, counters or messages do not hold, infinity among them."""
+        most = (
+            MOST_S if isinstance(value, float) else MOST_BYTES if str(info.field_name).endswith("_bytes") else COUNTED
+        )
+        if isinstance(value, int | float) and value > most:
+            raise ValueError(f"is {value:,}; give at most {most:,}")
+        return value
 
     @field_validator("host", mode="after")
     @classmethod
@@ -231,21 +263,27 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
         """Reads flags (`--port 50051`) and the environment. A wrong value ends the process: its name, status 2."""
-        flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=sys.argv[1:] if arguments is None else arguments, cli_kebab_case=True
-        )
+        given = sys.argv[1:] if arguments is None else arguments
         try:
+            flags: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=given, cli_kebab_case=True)
             settings = cls(_cli_settings_source=flags)
+        except SettingsError as error:  # shows nothing of the value: there may be a secret in it
+            name = next((name for name in re.findall(r"\w+", str(error)) if name in cls.model_fields), "settings")
+            sys.stderr.write(f"{cls._named(name)}: cannot be read; give JSON of its kind, see docs/settings.md\n")
+            raise SystemExit(2) from None
         except ValidationError as error:
-            prefix = cls.model_config.get("env_prefix", "")
             for problem in error.errors():
                 name, *inside = [str(part) for part in problem["loc"]] or ["settings"]
-                where = f"{prefix}{name.upper()} (--{name.replace('_', '-')})"
+                where = cls._named(name)
                 sys.stderr.write(": ".join([where, *filter(None, [".".join(inside)]), f"{problem['msg']}\n"]))
             raise SystemExit(2) from None
         for line in cls._misspelt():
             sys.stderr.write(f"{line}\n")
         return settings
+
+    @classmethod
+    def _named(cls, field: str) -> str:
+        return f"{cls.model_config.get('env_prefix', '')}{field.upper()} (--{field.replace('_', '-')})"
 
     @classmethod
     def _misspelt(cls) -> Iterator[str]:
@@ -294,11 +332,8 @@ class RedisSettings(ServiceSettings):
     @field_validator("redis_password_file", mode="after")
     @classmethod
     def _password_in_file(cls, path: Path | None) -> Path | None:
-        try:
-            if path is not None:
-                _not_empty(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"cannot be read ({error.strerror}); give a file with the password") from None
+        if path is not None:
+            read_secret(path)
         return path
 
     @model_validator(mode="after")

@@ -29,6 +29,7 @@ import aeenc
 from aeenc import errors
 from aeenc.evaluation import splits_in
 from aeenc.transport.checks import bare_token
+from services.kit.credentials.watched_files import read_secret
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
@@ -79,12 +80,9 @@ def fingerprint(*tokens: str) -> str:
 def read_token(file: str) -> str:
     """Reads a token from a file, without white space around it. Raises InvalidArgument, naming the file."""
     try:
-        token = Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"  # an error of decoding shows what it has read
-        raise errors.InvalidArgument(f"the token's file {file} cannot be read ({reason}); name another") from None
-    if not token:
-        raise errors.InvalidArgument(f"the token's file {file} is empty; write the token into it")
+        token = read_secret(file)
+    except ValueError as error:
+        raise errors.InvalidArgument(f"the token's file {error}") from None
     try:
         return bare_token(token)
     except ValueError as error:

@@ -116,7 +116,9 @@ class SamplerSettings(RedisSettings):
     max_active_runs: int = Field(4, ge=1, description="runs worked on at once, but for those of queues; others wait")
     max_people_runs: int = Field(64, ge=1, description="runs of queues worked on at once; others wait")
     max_hypotheses: int = Field(100_000, ge=1, description="most hypotheses of one run")
-    lease_s: float = Field(10.0, gt=0, description="seconds after which another sampler takes over a silent one's run")
+    lease_s: float = Field(
+        10.0, ge=0.1, description="seconds after which another sampler takes over a silent one's run"
+    )
     poll_s: float = Field(0.5, gt=0, description="seconds between looks for runs that wait for a sampler")
     index_patience_s: float = Field(300.0, ge=0, description="seconds that a run waits for an index that is away")
     run_keep_s: float = Field(0.0, ge=0, description="seconds after its end that a run is kept; 0: for ever")

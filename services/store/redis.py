@@ -32,6 +32,7 @@ from redis.credentials import CredentialProvider
 
 from aeenc import errors
 from services.kit.concurrency import cancel_all, finish
+from services.kit.credentials.watched_files import read_secret
 from services.kit.logs import get
 from services.store.durability import AcknowledgedRedis, NotReplicated
 
@@ -84,11 +85,9 @@ class _PasswordFile(CredentialProvider):
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         try:
-            password = self._path.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise exceptions.AuthenticationError(f"the password cannot be read: {error}") from error
-        if not password:
-            raise exceptions.AuthenticationError(f"{self._path}, the file of the password, is empty")
+            password = read_secret(self._path)
+        except ValueError as error:
+            raise exceptions.AuthenticationError(f"the password's file {error}") from error
         return (self._user, password) if self._user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:

@@ -73,7 +73,9 @@ class TrainerSettings(RedisSettings):
     )
     int8: bool = Field(True, description="whether jobs also export int8, where it passes the quality gate")
     fp16: bool = Field(False, description="whether exports also hold fp16, which encoders on a GPU serve")
-    lease_s: float = Field(10.0, gt=0, description="seconds after which another trainer takes over a silent one's job")
+    lease_s: float = Field(
+        10.0, ge=0.1, description="seconds after which another trainer takes over a silent one's job"
+    )
     job_keep_s: float = Field(0.0, ge=0, description="seconds that ended jobs are kept; 0: for ever")
     jobs_kept: int = Field(0, ge=0, description="ended jobs that are kept, those that ended last; 0: all")
     checkpoint_keep_s: float = Field(

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import math
+import re
 import socket
 import types
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ from services.kit.convert import request_id
 from services.kit.logs import name_call
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
+from services.trainer.settings import TrainerSettings
 from support.waiting import until
 
 
@@ -406,14 +408,37 @@ def test_settings_come_from_flags_before_the_environment(monkeypatch: pytest.Mon
     assert (settings.port, settings.drain_s) == (2222, 3.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("AEENC_TEST_PORT", "many", "integer"),
+        *(("AEENC_TEST_DRAIN_S", value, "is .*; give at most 1,000,000,000") for value in ("inf", "1e300")),
+        ("AEENC_TEST_DRAIN_S", "nan", "greater than or equal to 0"),
+        *((f"AEENC_TEST_{name}", "3e6", "less than") for name in ("PING_S", "CONNECTION_AGE_S", "CONNECTION_GRACE_S")),
+        *((f"AEENC_TEST_{name}", "3000000000", "less than or equal") for name in ("MESSAGE_BYTES", "TEXT_BYTES")),
+        *(
+            (f"AEENC_TEST_{name}", "3000000000", "is 3,000,000,000; give at most 2,147,483,647")
+            for name in ("MAX_ITEMS", "MAX_STREAMS", "MAX_CONNECTIONS")
+        ),
+        ("AEENC_TEST_MAX_REQUEST_BYTES", "9" * 19, "is 9,999,.*; give at most"),
+        ("AEENC_TRAINER_DATA_SETS", "not JSON", "cannot be read; give JSON"),
+        ("AEENC_TRAINER_LEASE_S", "0.0001", "greater than or equal"),
+    ],
+)
 def test_a_wrong_setting_stops_the_start_with_its_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, said: str
 ) -> None:
-    monkeypatch.setenv("AEENC_TEST_PORT", "many")
+    monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as caught:
-        Settings.from_command_line([])
+        (TrainerSettings if "TRAINER" in name else Settings).from_command_line([])
     assert caught.value.code == 2
-    assert "AEENC_TEST_PORT" in capsys.readouterr().err
+    assert re.match(rf"{name} \(--[a-z-]+\): .*{said}", capsys.readouterr().err)
+
+
+def test_a_flag_that_is_no_json_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        TrainerSettings.from_command_line(["--data-sets", "nonsense"])
+    assert "AEENC_TRAINER_DATA_SETS (--data-sets): cannot be read; give JSON" in capsys.readouterr().err
 
 
 def test_a_misspelt_setting_is_named_with_the_nearest_one(
@@ -453,7 +478,10 @@ def test_a_token_may_stand_in_a_file_which_says_something_and_stands_alone(
     with pytest.raises(ValidationError, match="TOKEN and TOKEN_FILE exclude each other"):
         Settings(token="other")
     file.write_text(" \n")
-    with pytest.raises(ValidationError, match="is empty; give a secret"):
+    with pytest.raises(ValidationError, match="is empty; write the token"):
+        Settings()
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValidationError, match=r"cannot be read \(it is no text\); name another"):
         Settings()
     monkeypatch.setenv("AEENC_TEST_TOKEN_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(ValidationError, match="nowhere cannot be read"):

@@ -158,7 +158,7 @@ def test_the_workbench_speaks_no_tls_whatever_the_user_has_set(tmp_path: Path, m
         (["--oracle-token", "secret"], "--oracle-token is not NAME=FILE"),
         (["--oracle-token", "other=x"], "of no oracle of yours (mine)"),
         (["--oracle-token", "mine=nothing"], "nothing cannot be read (No such file or directory)"),
-        (["--oracle-token", "mine=empty"], "is empty; write the token into it"),
+        (["--oracle-token", "mine=empty"], "is empty; write the token"),
         (["--oracle-token", "mine=blank"], "not visible ASCII"),
     ],
 )

@@ -1,8 +1,20 @@
-"""Files of secrets that may be replaced while a service runs: tokens, certificates."""
+"""Files of secrets, such as tokens, passwords and certificates, which may be replaced while a service runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+
+def read_secret(path: Path | str) -> str:
+    """Reads a secret from a file, without white space around it. Raises ValueError, which shows nothing of it."""
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"  # an error of decoding shows what it has read
+        raise ValueError(f"{path} cannot be read ({reason}); name another file") from None
+    if not secret:
+        raise ValueError(f"{path} is empty; write the token or the password into it")
+    return secret
 
 
 class WatchedFiles:
