@@ -12,7 +12,7 @@ import pytest
 
 from aeenc import values
 from support.waiting import eventually
-from support.worlds.browser_sight import AREA, SIGHT_MS, Walked, Walker, check, record, seen
+from support.worlds.browser_sight import AREA, HIDE, RECORD, SIGHT_MS, Walked, Walker, check, record, seen
 
 pytestmark = pytest.mark.browser
 ANSWERS, LONGEST_S = 12, 75.0  # of a walk; `make bench NAME=workbench ARGS='--only walks'` is the long form
@@ -150,6 +150,35 @@ async def test_a_dialog_that_opens_and_closes_between_two_looks_hides(bench: Any
         await shown(page, "hypothesis 0")
         await eventually(lambda: page.evaluate("window.opened >= 25"))
         assert await page.locator(".gutter.seen").count() == 0
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["as it opens", "as it comes to the front"])
+async def test_nothing_is_in_sight_before_a_frame_draws_it(bench: Any, hidden: bool) -> None:
+    """A window that draws a frame a second, as one that is covered may do."""
+    async with bench() as at:
+        await at.run(["hypothesis 0"], k=9, max_depth=0)
+        page = await at.window("ann")
+        await page.add_init_script("""
+            const waiting = [];
+            window.requestAnimationFrame = (then) => waiting.push(then);
+            window.draw = () => waiting.splice(0).forEach((then) => then(performance.now()));
+        """)
+        await page.add_init_script(RECORD)
+        await page.reload()
+        await shown(page, "hypothesis 0")
+        rows = page.locator(".gutter.seen")
+        for _ in range(12):
+            if hidden:
+                await page.evaluate(HIDE, True)
+                await page.evaluate("draw()")
+                await page.evaluate(HIDE, False)
+            await page.wait_for_timeout(300)
+            await page.evaluate("draw()")
+            await page.wait_for_timeout(50)
+            if read := await rows.count():
+                break
+        assert hidden or read
+        assert not read or max((await seen(page)).values()) >= SIGHT_MS
 
 
 async def test_a_text_taller_than_the_window_is_read_line_by_line(bench: Any) -> None:

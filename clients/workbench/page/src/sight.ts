@@ -52,7 +52,7 @@ export function useSight(task: string, there: () => boolean, told: (task: string
     const times = new Map<string, number[]>();
     const done = new Set<string>();
     let at = performance.now();
-    let before = linesInSight();
+    let before: ReturnType<typeof linesInSight> = new Map(); // until a frame has drawn it
     // Counts what was in sight at both ends of the time since the last look.
     function look(): void {
       if (drawn.current.task !== task) return;
@@ -73,14 +73,18 @@ export function useSight(task: string, there: () => boolean, told: (task: string
       const read = [...times].filter(([id, time]) => !done.has(id) && Math.min(...time) >= SIGHT_MS).map(([id]) => id);
       if (read.length > 0 && drawn.current.told(task, read)) read.forEach((id) => done.add(id));
     }
-    // With a frame, as there are none while the tab is behind another or draws nothing.
+    // With a frame, as there are none while the tab is behind another or draws nothing, and nothing is in sight before one.
     let looking: ReturnType<typeof setTimeout> | undefined;
-    const again = (): void => { looking = setTimeout(() => requestAnimationFrame(() => { if (!left) { look(); again(); } }), LOOK_MS); };
     let left = false;
-    again();
-    const moves = [[document, "scroll"], [document, "visibilitychange"], [window, "resize"], [window, COVERED], [visualViewport!, "scroll"], [visualViewport!, "resize"]] as const;
-    for (const [where, what] of moves) where.addEventListener(what, look);
-    return () => { left = true; clearTimeout(looking); for (const [where, what] of moves) where.removeEventListener(what, look); };
+    const frame = (): void => { if (!left) { look(); looking = setTimeout(() => requestAnimationFrame(frame), LOOK_MS); } };
+    const hide = (): void => { if (document.visibilityState !== "visible") look(); };
+    requestAnimationFrame(frame);
+    const moves = [
+      [document, "scroll", look], [document, "visibilitychange", hide], [window, "resize", look], [window, COVERED, look],
+      [visualViewport!, "scroll", look], [visualViewport!, "resize", look],
+    ] as const;
+    for (const [where, what, then] of moves) where.addEventListener(what, then);
+    return () => { left = true; clearTimeout(looking); for (const [where, what, then] of moves) where.removeEventListener(what, then); };
   }, [task]);
   return spent;
 }
