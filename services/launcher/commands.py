@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,9 +13,10 @@ from typing import Annotated
 
 import typer
 
+from aeenc import connect
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import targets_of
-from aeenc.errors import InvalidArgument
+from aeenc.errors import AeencError, InvalidArgument
 from aeenc.evaluation import gold_of, load_data
 from aeenc.transport.targets import home as default_home
 from services.corpus import commands as vectors
@@ -106,9 +108,21 @@ def up(
     rows += [(f"people {name}", f"{n} on each task") for name, n in options.people.items()]
     link = {"sign_in": fleet.sign_in_link()} if options.workbench else {}
     told = {"home": str(fleet.home), "targets": targets, **link}
-    out.result(told, table(["service", "address"], rows), "build a corpus: aeenc corpus build NAME --facts FILE")
+    shown = () if out.as_json else (table(["service", "address"], rows), _next_step(targets["index"], given.token))
+    out.result(told, *shown)
     if link and not out.as_json:
         typer.echo(f"Workbench, to be opened once within an hour: {link['sign_in']}")  # in one line: it is to be copied
+
+
+def _next_step(index: str, token: str | None) -> str:
+    """Says what can be done with the corpora that there are."""
+    names: list[str] = []
+    with suppress(AeencError), connect(index=index, token=token, ca="", retry=False, timeout_s=2.0) as client:
+        names = [one.corpus for one in client.index.list_corpora() if one.active.id]
+    if not names:
+        return "build a corpus: aeenc corpus build NAME --facts FILE"
+    others = f"; other corpora: {', '.join(names[1:])}" if names[1:] else ""
+    return f"search: aeenc retrieve {names[0]} TEXT{others}"
 
 
 def down(context: typer.Context, home: Home = None) -> None:

@@ -242,7 +242,7 @@ async def test_a_journal_of_another_loop_is_not_gone_on_with(world: World):
     await world.go(rounds=1)
     with pytest.raises(errors.AlreadyExists, match="other settings"):
         await world.go(rounds=1, job={"seed": 6})
-    for content in ("[]", "[" * 100_000, "{"):
+    for content in ("[]", "[" * 100_000, "{", '{"format_version": Infinity}', '{"format_version": 1e999}'):
         world.journal.write_text(content)
         with pytest.raises(errors.InvalidArgument, match="not the journal of a loop"):
             await world.go(rounds=1)

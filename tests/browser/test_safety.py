@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -21,6 +22,7 @@ from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links, Person, Sessions
 from browser.conftest import free_port, started
 
+from aeenc import values
 from services.sampler.__main__ import build
 from support import waiting
 from support.certificates import certify, needs_openssl
@@ -137,6 +139,46 @@ async def test_a_stream_that_its_browser_leaves_ends_what_it_follows() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_stream_that_is_cancelled_as_an_event_comes_ends(turns: int) -> None:
+    """Python 3.11's `asyncio.wait_for` would swallow the cancellation: the stream would go on for nobody."""
+    event = SimpleNamespace(seq=1, kind=values.TaskEventKind.ANSWERED, run_id="r", task_id="t")
+    outcomes: list[bool] = []
+
+    async def watch(**_: Any) -> AsyncGenerator[Any, None]:
+        yield event
+        for _turn in range(turns):
+            await asyncio.sleep(0)
+        outcomes.append(asked.cancel())
+        await asyncio.Event().wait()
+
+    events = Events(cast("Any", SimpleNamespace(people=SimpleNamespace(watch=watch))))
+    stream = events.stream(lambda: True)
+    assert await anext(stream) == b"retry: 1000\n\n"
+    asked = asyncio.ensure_future(anext(stream))
+    events.start()
+    await waiting.until(lambda: bool(outcomes))
+    [done] = await asyncio.gather(asked, return_exceptions=True)
+    assert isinstance(done, asyncio.CancelledError) is outcomes[0]
+    await events.stop()
+
+
+async def test_whoever_is_cancelled_while_the_streams_end_hears_of_it() -> None:
+    async def watch(**_: Any) -> AsyncGenerator[Any, None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            stopping.cancel()
+
+    events = Events(cast("Any", SimpleNamespace(people=SimpleNamespace(watch=watch))))
+    events.start()
+    await asyncio.sleep(0)
+    stopping = asyncio.ensure_future(events.stop())
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
 
 
 async def test_a_stream_of_events_ends_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ ODD = [
 ]
 BODIES = ["", " ", "\0", "null", "[]", "{", '"\\ud800"', 5_000 * "[", "\ufeff{}"]
 PARAMETERS = ("hypothesis", "state", "task", "link")
-HEADERS = ["", " ", "tök", "\x7f", "-1", str(2**64), 9_000 * "x"]
+HEADERS = ["", " ", "tök", "\x7f", "-1", str(2**64), 9_000 * "x", 5_000 * "9"]
 
 
 async def test_no_field_header_or_parameter_makes_a_route_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

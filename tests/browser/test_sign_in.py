@@ -42,6 +42,7 @@ class SmallProvider:
     key: Any
     signs_with: Any = None
     spoils: dict[str, Any] = field(default_factory=dict)
+    found: Any = None  # what it says of itself, where that is not what it should be
     codes: dict[str, tuple[str, str]] = field(default_factory=dict)  # code -> nonce, challenge
 
     def app(self) -> Any:
@@ -51,7 +52,8 @@ class SmallProvider:
 
         async def metadata(_: Any) -> Any:
             places = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "jwks"}
-            return JSONResponse({"issuer": self.issuer, **{k: f"{self.issuer}/{v}" for k, v in places.items()}})
+            whole = {"issuer": self.issuer, **{k: f"{self.issuer}/{v}" for k, v in places.items()}}
+            return JSONResponse(whole if self.found is None else self.found)
 
         async def authorize(request: Any) -> Any:
             asked = request.query_params
@@ -161,6 +163,7 @@ async def test_the_attempts_cookie_is_lax_and_the_sessions_strict(tmp_path: Path
         ({"roles": ["strangers"]}, 403),
         ({"roles": "leads"}, 303),
         ({"roles": None}, 403),
+        ({"roles": [{"name": "leads"}]}, 403),
         ({"aud": [CLIENT, "another"]}, 401),
         ({"aud": [CLIENT, "another"], "azp": "another"}, 401),
         ({"aud": [CLIENT, "another"], "azp": CLIENT}, 303),
@@ -219,6 +222,14 @@ async def test_a_provider_that_is_away_is_said(tmp_path: Path) -> None:
         there.issuer = "http://moved"
         told = await browser.get("/oidc/sign-in")
         assert (told.status_code, "calls itself" in told.text) == (503, True)
+
+
+@pytest.mark.parametrize("found", [[], {}, {"authorization_endpoint": 7}])
+async def test_a_provider_that_names_no_endpoints_is_said(tmp_path: Path, found: Any) -> None:
+    async with provided(tmp_path) as (there, browser):
+        there.found = found if isinstance(found, list) else {"issuer": there.issuer, **found}
+        told = await browser.get("/oidc/sign-in")
+        assert (told.status_code, "openid-configuration" in told.text) == (503, True)
 
 
 @pytest.mark.parametrize("content", [b"", b"  \n", b"short", b"\xff" * 64])

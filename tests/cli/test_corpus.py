@@ -12,6 +12,7 @@ from aeenc.v1 import types_pb2
 from services.corpus.active import write_active
 from services.index.catalogue.catalogue import Catalogue
 from services.index.values import ReplicaState
+from services.launcher.fleet import Fleet
 from support.worlds.index_world import FACTS, SPACE, VERSION
 from support.worlds.index_world import facts as facts_of_science
 
@@ -51,6 +52,17 @@ async def test_people_get_tables_on_stdout_and_progress_on_stderr(aeenc, fleet, 
     assert found.code == 0
     assert "heat melts [bold]ice[/bold]" in found.stdout
     assert "heat melts ice" in found.stdout
+
+
+async def test_up_says_what_can_be_done_next_with_the_corpora_that_there_are(
+    aeenc, fleet, facts, monkeypatch, tmp_path
+):
+    targets = {"index": fleet.options[fleet.options.index("--index") + 1]}
+    monkeypatch.setattr(Fleet, "up", lambda *_: targets)
+    assert "build a corpus: aeenc corpus build" in (await aeenc("up", "--home", tmp_path / "home")).stdout
+    await aeenc(*fleet.options, "corpus", "build", "science", "--facts", facts)
+    told = (await aeenc("up", "--home", tmp_path / "home")).stdout
+    assert ("search: aeenc retrieve science TEXT" in told, "build a corpus" in told) == (True, False)
 
 
 async def test_ids_of_what_is_found_are_whole_in_a_narrow_terminal(aeenc, fleet, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_a_letter_that_the_terminals_encoding_lacks_ends_no_command(tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(rb"caf\xe9 \u6c34")
+
+
+@pytest.mark.parametrize(("reports", "shown"), [([(9, 9)], r" 9/9 [\d,]+ facts/s "), ([(0, 9)], " 0/9 +$")])
+def test_a_rate_is_shown_also_where_all_came_at_once_and_none_of_nothing(
+    capsys: pytest.CaptureFixture[str], reports: list[tuple[int, int]], shown: str
+) -> None:
+    with Output().progress("building", "facts") as report:
+        for done, total in reports:
+            report(done, total, "")
+    told = capsys.readouterr().err
+    assert re.search(shown, told), told
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])

@@ -129,7 +129,7 @@ async def test_a_remote_oracle_is_a_stage_and_every_verdict_travels_with_its_nam
         name = "ada"
 
         def judge(self, task: Task) -> dict[str, Verdict]:
-            return {"b": Verdict(REFUSES, remark=IRRELEVANT)}
+            return {"b": Verdict(REFUSES, remark=IRRELEVANT, in_sight_ms=700)}
 
     person = await Person().start(token="secret")
     remote = RemoteOracle(f"127.0.0.1:{person.port}", token="secret", timeout_s=10)
@@ -139,7 +139,7 @@ async def test_a_remote_oracle_is_a_stage_and_every_verdict_travels_with_its_nam
     assert answer.annotator == "composite"
     given = {one.premise_id: one for one in answer.verdicts}
     assert said(given) == {"a": (EXPLAINS, "gold"), "b": (REFUSES, "ada"), "c": (UNSEEN, "ada")}
-    assert given["b"].remark == IRRELEVANT
+    assert (given["b"].remark, given["b"].in_sight_ms) == (IRRELEVANT, 700)
     await client.channel.close()
     await remote.close()
     await served.stop(0)

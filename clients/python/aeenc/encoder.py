@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import fields
@@ -23,6 +24,7 @@ from aeenc.calls.encoding import (
 from aeenc.calls.inputs import at_least_one, each, listed, pair_of, refuse_single_text
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
+from aeenc.transport.checks import check_seconds
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from aeenc.values.writing import message
 
@@ -164,6 +166,7 @@ class EncoderClient:
         if not (premises := listed(premises, "premises")):
             raise InvalidArgument.field("premises", "is empty; give at least one")
         known = [one for one, _ in pairs], [one for _, one in pairs]
+        deadline = time.monotonic() + (self.channel.timeout_s if timeout_s is None else check_seconds(timeout_s))
         ours = await self.encode(
             [query, *known[0]],
             label=label,
@@ -173,8 +176,9 @@ class EncoderClient:
             precision="float32",
             timeout_s=timeout_s,
         )
+        left_s = max(deadline - time.monotonic(), 0.001)
         theirs = await self.encode(
-            [*premises, *known[1]], role="premise", space_id=ours.space_id, truncate=truncate, timeout_s=timeout_s
+            [*premises, *known[1]], role="premise", space_id=ours.space_id, truncate=truncate, timeout_s=left_s
         )
         from aeenc.evaluation.analogies import analogy_scores, shifts  # with numpy, which other calls need not wait for
 

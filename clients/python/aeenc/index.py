@@ -270,13 +270,11 @@ class IndexClient:
         theirs stays as it is, and the call may be made again. `truncate` is that of `build`.
         """
         base = await self._active(corpus)
-        new = {one.id: one async for one in premise_messages(premises)}
-        async for known in self.list_premises(corpus, generation=base.id):
-            has = {*known.splits, *known.tags}
-            given = new.get(known.id)
-            if given and given.text == known.text and {*given.splits, *given.tags} <= has:
-                del new[known.id]
-        return await self._changed(corpus, base, list(new.values()), truncate=truncate) if new else base
+        given = [one async for one in premise_messages(premises)]
+        ids = {one.id for one in given}
+        known = {one.id: one async for one in self.list_premises(corpus, generation=base.id) if one.id in ids}
+        new = [one for one in given if not _has(known.get(one.id), one)]
+        return await self._changed(corpus, base, new, truncate=truncate) if new else base
 
     async def remove(self, corpus: str, ids: Sequence[str]) -> values.Generation:
         """Removes premises by id or alias from what is active: builds a generation without them and activates it.
@@ -433,3 +431,10 @@ class IndexClient:
         """Gets the index's corpora, active generations, limits and state."""
         response = await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
         return values.IndexInfo.from_message(response)
+
+
+def _has(known: values.Premise | None, given: types_pb2.Premise) -> bool:
+    """Whether a known premise has the text, splits and tags of one that is given under its id."""
+    if known is None or known.text != given.text:
+        return False
+    return {*given.splits, *given.tags} <= {*known.splits, *known.tags}

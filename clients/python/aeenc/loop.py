@@ -149,7 +149,7 @@ class Journal:
                     f"{path} has format_version {version}, this release reads up to {FORMAT_VERSION}; update aeenc"
                 )
             found = cls(path, record["id"], record["plan"], [Round(**one) for one in record["rounds"]], record["ended"])
-        except (errors.InvalidArgument, ValueError, KeyError, TypeError) as error:
+        except (errors.InvalidArgument, ValueError, OverflowError, KeyError, TypeError) as error:
             raise errors.InvalidArgument(f"{path} is not the journal of a loop ({error}); name another file") from None
         if found.fingerprint != plan.fingerprint():
             raise errors.AlreadyExists(

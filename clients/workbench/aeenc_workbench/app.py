@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -172,7 +173,8 @@ class Shield:
             return
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"0")
-        too_large = headers.get(b"transfer-encoding") or not length.isdigit() or int(length) > BODY_BYTES
+        is_length = re.fullmatch(rb"[0-9]{1,18}", length)
+        too_large = headers.get(b"transfer-encoding") or not is_length or int(length) > BODY_BYTES
 
         async def shielded(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -8,7 +8,6 @@ A browser that falls behind is cut off; it connects again and reads the state an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
@@ -49,8 +48,7 @@ class Events:
             _end(browser)
         if self._following is not None:
             self._following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._following
+            await asyncio.wait([self._following])
 
     async def stream(self, lives: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Yields the events from now on, and a comment now and then, for as long as the session lives."""
@@ -60,7 +58,8 @@ class Events:
             yield b"retry: 1000\n\n"
             while True:
                 try:
-                    event = await asyncio.wait_for(browser.get(), BEAT_S)
+                    async with asyncio.timeout(BEAT_S):  # wait_for of Python 3.11 may swallow a cancellation
+                        event = await browser.get()
                 except TimeoutError:
                     event = {}
                 if event is None or not lives():

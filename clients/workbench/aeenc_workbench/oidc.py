@@ -26,6 +26,7 @@ from aeenc_workbench.sign_in import ROLES, Person, Role, sign_in
 
 COOKIE = "aeenc_workbench_oidc"
 ATTEMPT_S = 600
+ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 TIMEOUT_S = 10.0
 ALGORITHMS = ["RS256", "ES256", "PS256", "EdDSA"]
 REASON = "OIDC"  # of the error that tells the page to offer this way in
@@ -60,7 +61,7 @@ class Provider:
             raise PermissionDenied(f"the provider sends no claim {self.name_claim!r}; set oidc_name_claim")
         given = _claim(claims, self.roles_claim)
         values = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-        found = [Person(name, self.roles[value]) for value in values if value in self.roles]
+        found = [Person(name, self.roles[value]) for value in values if isinstance(value, str) and value in self.roles]
         if not found:
             raise PermissionDenied(f"{name} has no role here: the claim {self.roles_claim!r} names none of oidc_roles")
         return max(found, key=lambda person: ROLES.index(person.role))
@@ -158,6 +159,9 @@ class Oidc:
                 found = await _get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
             except (httpx.HTTPError, ValueError) as error:
                 raise Unavailable(f"the provider {issuer} does not answer ({error})") from None
+            if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in ENDPOINTS):
+                told = f"its .well-known/openid-configuration does not name {', '.join(ENDPOINTS)}"
+                raise Unavailable(f"{issuer} is no OpenID provider: {told}; correct oidc_issuer")
             if found.get("issuer") != issuer:
                 raise Unavailable(f"the provider at {issuer} calls itself {found.get('issuer')!r}; set oidc_issuer so")
             self._known = found

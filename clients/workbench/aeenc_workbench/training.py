@@ -5,6 +5,7 @@ The gold queries that measure an encoder are the workbench's setting `gold`; bro
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -110,10 +111,9 @@ async def cancel(call: Call) -> Any:
 async def follow(call: Call) -> Any:
     """A job's events from its start on (or from where the browser lost the stream) to its end."""
     call.person.must_be("admin")
-    job_id = str(call.request.path_params["job"])
+    job_id, last = str(call.request.path_params["job"]), call.request.headers.get("last-event-id", "")
+    from_seq = int(last) + 1 if re.fullmatch("[0-9]{1,18}", last) else 0
     await call.client.trainer.get_job(job_id)  # an unknown job is refused before the answer begins
-    last = call.request.headers.get("last-event-id", "")
-    from_seq = int(last) + 1 if last.isdecimal() else 0
 
     async def events() -> AsyncGenerator[bytes, None]:
         try:

@@ -251,6 +251,12 @@ def test_damage_is_named_with_file_and_line(tmp_path: Path, name: str, text: str
     assert said in caught.value.message
 
 
+def test_a_sentence_may_be_longer_than_pythons_reader_of_tables_allows(tmp_path: Path):
+    (tmp_path / "train.tsv").write_text(TSV.replace("Wrens live", "long " * 40_000 + "Wrens live", 1))
+    longest = max(len(text) for one in AnswerDataset.load(tmp_path).questions("train") for text in one.answers)
+    assert longest > 200_000
+
+
 def test_each_reader_has_more_than_twenty_kinds_of_damage():
     assert min(len(kinds) for kinds in (WIKIQA, TRECQA, JSON)) > 20
 

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument, install
-from aeenc.files.lines import STDIN, decoded, json_file, opened, parsed, refuse_half
+from aeenc.files.lines import STDIN, decoded, json_file, opened, parsed, records, refuse_half
 from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
@@ -45,7 +45,6 @@ _DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}  # that of which the first line has 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _PACKED = {".gz", ".zip", ".bz2", ".xz", ".zst"}
 BATCH_ROWS = 4096
-CSV_FIELD_CHARS = 16 * 1024 * 1024  # of any column; so much is read after a quote that nothing closes
 
 Record = tuple[str, dict[str, Any]]  # where it stands, and its columns
 UsedColumns = tuple[str, str, str, str]  # the columns of text, id, splits and tags; "" for none
@@ -290,33 +289,26 @@ def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]
     Columns with tabs alone have no quotes (IANA's text/tab-separated-values), so no record is longer than a line; a
     cell that stands in quotes as a whole loses them.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), CSV_FIELD_CHARS))
     lines = (line for _, line in _lines(path))
     first = next(lines, "")
     bare = re.sub(r'"[^"]*"', "", first)
     has_quotes = delimiters != "\t"
-    reader = csv.reader(
-        chain([first], lines),
-        delimiter=max(delimiters, key=bare.count),
-        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
-        strict=True,
-    )
+    dialect = {
+        "delimiter": max(delimiters, key=bare.count),
+        "quoting": csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        "strict": True,
+    }
     names: Sequence[str] = ()
-    begins = 1
-    try:
-        for cells in reader:
-            place, begins = f"{path}:{begins}", reader.line_num + 1
-            row = cells if has_quotes else list(map(_unquoted, cells))
-            if not names:
-                names = [name.strip() for name in row]
-                if names:
-                    header(place, names)
-            elif row and len(row) != len(names):
-                raise InvalidArgument(f"{place}: has {len(row)} columns, the first line {len(names)}; quote the text")
-            elif row:
-                yield place, dict(zip(names, row, strict=True))
-    except csv.Error as error:
-        raise InvalidArgument(f"{path}:{begins}: {error}; see RFC 4180 for quotes") from None
+    for place, cells in records(path, chain([first], lines), **dialect):
+        row = cells if has_quotes else list(map(_unquoted, cells))
+        if not names:
+            names = [name.strip() for name in row]
+            if names:
+                header(place, names)
+        elif row and len(row) != len(names):
+            raise InvalidArgument(f"{place}: has {len(row)} columns, the first line {len(names)}; quote the text")
+        elif row:
+            yield place, dict(zip(names, row, strict=True))
 
 
 def _unquoted(cell: str) -> str:

@@ -131,7 +131,9 @@ def _rate(unit: str) -> ProgressColumn:
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{speed:,.0f} {unit}/s" if speed else f"? {unit}/s")
+            if not speed and (elapsed_s := task.finished_time or task.elapsed):  # all came in one report
+                speed = task.completed / elapsed_s
+            return Text(f"{speed:,.0f} {unit}/s" if speed else "")
 
     return Rate()
 

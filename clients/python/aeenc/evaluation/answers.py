@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.files.lines import HALF, json_file, json_lines, text_lines
+from aeenc.files.lines import HALF, json_file, json_lines, records, text_lines
 
 CLASSES = ("who", "when", "where")
 Classify = Callable[[str], str]
@@ -127,14 +127,13 @@ def _questions(path: Path, classify: Classify) -> list[Question]:
 
 def _tsv(path: Path) -> Iterator[_Row]:
     """Yields the rows of WikiQA."""
-    table = csv.reader((line for _, line in text_lines(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
-    header = next(table, [])
+    rows = records(path, (line for _, line in text_lines(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
+    _, header = next(rows, ("", []))
     missing = [name for name in _WIKIQA if header.count(name) != 1]
     if missing:
         raise InvalidArgument(f"{path}:1: the header needs a column {missing[0]}, once")
     columns = [header.index(name) for name in _WIKIQA]
-    for row in table:
-        place = f"{path}:{table.line_num}"
+    for place, row in rows:
         if len(row) != len(header):
             raise InvalidArgument(f"{place}: {len(row)} cells; the header has {len(header)}")
         question_id, question, answer, label = (row[column].strip() for column in columns)

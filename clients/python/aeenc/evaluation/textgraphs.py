@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation.graded import check_grade
-from aeenc.files.lines import json_file, text_lines
+from aeenc.files.lines import json_file, records, text_lines
 from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate
 
 _SKIP = "[SKIP]"
@@ -128,15 +127,13 @@ def read_textgraphs(folder: Path | str, split: str) -> RatedSet:
 
 def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
     """Yields the place, id and text of each fact of a table."""
-    reader = csv.reader((line for _, line in text_lines(path)), delimiter="\t")
-    header = next(reader, [])
+    rows = records(path, (line for _, line in text_lines(path)), delimiter="\t")
+    _, header = next(rows, ("", []))
     ids = [column for column, name in enumerate(header) if name.startswith(_SKIP) and "UID" in name]
     words = [column for column, name in enumerate(header) if not name.startswith(_SKIP)]
     if not ids or not words:
         raise InvalidArgument(f"{path}:1: the header needs a column `{_SKIP} UID` and one without {_SKIP}")
-    end = reader.line_num
-    for row in reader:
-        place, end = f"{path}:{end + 1}", reader.line_num
+    for place, row in rows:
         if any("\n" in cell for cell in row):
             raise InvalidArgument(f"{place}: a cell goes over the end of the line; close its quotation mark")
         if any(cell.strip() for cell in row[len(header) :]):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +14,7 @@ from aeenc.errors import InvalidArgument
 
 HALF = re.compile("[\ud800-\udfff]")  # of a character outside the basic plane, which JSON can hold
 STDIN = Path("-")
+CSV_FIELD_CHARS = 16 * 1024 * 1024  # of any column; so much is read after a quote that nothing closes
 _PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # how gzip, zip, xz and zstd begin
 
 
@@ -43,6 +45,22 @@ def json_file(path: Path | str) -> object:
     """Reads a file that is one JSON value, with the line at which it ends to be JSON. Raises as `json_lines` does."""
     content = "".join(line for _, line in text_lines(path))
     return parsed(str(path), content, lambda error: f":{error.lineno}")
+
+
+def records(path: Path, lines: Iterable[str], **dialect: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yields the cells of each record of a table, and the place where it begins; `dialect` as of `csv.reader`.
+
+    Raises InvalidArgument, naming the place, for quotes that the dialect does not allow.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), CSV_FIELD_CHARS))
+    reader = csv.reader(lines, **dialect)
+    begins = 1
+    try:
+        for cells in reader:
+            place, begins = f"{path}:{begins}", reader.line_num + 1
+            yield place, cells
+    except csv.Error as error:
+        raise InvalidArgument(f"{path}:{begins}: {error}; see RFC 4180 for quotes") from None
 
 
 def decoded(place: str, line: bytes, *, first: bool) -> str:

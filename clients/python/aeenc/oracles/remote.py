@@ -78,6 +78,7 @@ def _verdicts(given: Iterable[values.Verdict], annotator: str) -> dict[str, Verd
             one.grade,
             one.annotator or annotator,
             cast("oracle_pb2.Remark", one.remark),
+            one.in_sight_ms,
         )
         for one in given
     }
