@@ -91,9 +91,10 @@ class Retention:
         """Ends the labels and holds of ended runs: the sampler died before it could, or the registry was away.
 
         Those of unknown runs stay: the registry may serve samplers of another namespace, too. Live runs hold their
-        generation again: the index may have been away, or was restored.
+        generation again, or for the first time: the index may have been away, or was restored, or the call that started
+        or resumed the run ended before it was held.
         """
-        for run_id in await self._holds.held():
+        for run_id in {*await self._holds.held(), *await self._runs.cycles.active()}:
             with contextlib.suppress(errors.NotFound, *UNREADABLE):
                 if not (run := await self._runs.get(run_id)).ended:
                     await self._holds.hold_generation(run)

@@ -26,7 +26,7 @@ from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, every, run_in_thread
 from services.kit.logs import get
 from services.store.artifacts import remove_directory
-from services.store.formats import known_fields
+from services.store.formats import UNREADABLE, known_fields
 from services.store.life_cycles import LIVE
 from services.store.redis import Leases
 from services.store.registry import Registry
@@ -195,13 +195,15 @@ class Collection:
     async def _keep_holds(self) -> None:
         """Ends the holds of jobs that are over: their trainer died before it could, or the index was away.
 
-        Live ones hold their generation again: the index may have been away then, too, or was restored.
+        Live ones hold their generation again, or for the first time: the index may have been away then, too, or was
+        restored, or the call that started or resumed the job ended before it was held.
         """
-        for job_id, held in (await self._holds.held()).items():
+        for job_id in {*await self._holds.held(), *await self._store.cycles.active()}:
             if await self._store.state(job_id) not in LIVE:
                 await self._holds.release(job_id)
-            if await self._store.state(job_id) in LIVE:  # perhaps resumed meanwhile
-                await self._holds.hold(job_id, *held)
+            with contextlib.suppress(errors.NotFound, *UNREADABLE):
+                if not (job := await self._store.get(job_id)).ended:  # perhaps resumed meanwhile
+                    await self._holds.hold(job_id, job.config.corpus, job.generation)
 
     async def _garbage(self) -> AsyncIterator[Garbage]:
         keep = self._retention

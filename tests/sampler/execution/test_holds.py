@@ -168,6 +168,23 @@ async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, 
         await world.until_held_by(run.generation)
 
 
+async def test_a_live_run_that_never_took_its_hold_gets_it_at_a_later_look(
+    world: HeldWorld, monkeypatch: pytest.MonkeyPatch
+):
+    async def dies(*_) -> None:
+        return None
+
+    world.oracle.delay_s = 60.0
+    with monkeypatch.context() as patched:
+        patched.setattr(RunHolds, "hold_generation", dies)
+        async with world.sampler() as sampler:
+            run = await world.start(sampler)
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
+    monkeypatch.setattr(RunHolds, "hold", dies)  # of a worker that takes it up
+    async with world.sampler():
+        await world.until_held_by(run.generation, f"run-{run.id}")
+
+
 async def test_a_hold_that_was_lost_comes_back(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     world.oracle.delay_s = 60.0

@@ -95,6 +95,26 @@ async def test_the_hold_ends_with_the_job_and_comes_back_when_it_is_resumed(held
         await held.until_held_by()
 
 
+@pytest.mark.parametrize("call", ["start", "resume"])
+async def test_a_call_that_ends_before_its_job_holds_anything_is_followed_by_a_later_look(
+    held: HeldWorld, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    async def dies(*_: str) -> None:
+        return None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GenerationHolds, "hold", dies)
+        async with held.trainer() as trainer:
+            job = await held.start(trainer)
+            if call == "resume":
+                await trainer.cancel(job.id)
+                await trainer.resume(job.id)
+            await held.until_held_by()
+    monkeypatch.setattr(collection, "ROUND_S", 0.05)
+    async with held.trainer():
+        await held.until_held_by(f"job-{job.id}")
+
+
 async def test_what_a_dead_trainer_has_left_and_what_was_lost_is_set_right_at_a_later_look(
     held: HeldWorld, monkeypatch: pytest.MonkeyPatch
 ):
