@@ -165,6 +165,12 @@ def connect(
             urlsplit(url).path.split("/")[1], AcknowledgedRedis, _SentinelPool, **options
         )
     acknowledged: AcknowledgedRedis = client
+    try:
+        acknowledged.connection_pool.make_connection()
+    except TypeError as error:
+        raise errors.InvalidArgument(
+            f"the Redis URL {address(url)!r} has an option that is none ({error}); leave it out"
+        ) from None
     acknowledged.replicas, acknowledged.wait_ms = replicas, round(replicas_s * 1000)
     return acknowledged
 
@@ -255,6 +261,8 @@ def _remedy(error: exceptions.RedisError) -> str:
         return "check the user and REDIS_PASSWORD or REDIS_PASSWORD_FILE"
     if isinstance(error, exceptions.NoPermissionError):
         return "give the user the rights that docs/operations.md names"
+    if "DB index" in str(error):
+        return "correct the number at the end of REDIS_URL"
     if "maxmemory" in str(error):
         return "give it more memory (maxmemory), or delete runs and jobs that are over, then repeat the call"
     return "is it running and its disk not full?"
@@ -262,7 +270,7 @@ def _remedy(error: exceptions.RedisError) -> str:
 
 def _is_outage(error: exceptions.ResponseError) -> bool:
     said = str(error).rpartition("caused error: ")[2]  # a pipeline puts the command, with our texts, before it
-    return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None
+    return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None or "DB index" in said
 
 
 class Script(AsyncScript):

@@ -46,12 +46,19 @@ async def _ping(url: str, **options: object) -> bool:
         "redis+sentinel://u:secret@/main/0",
         "redis+sentinel://u:secret@host:port/main/0",
         "redis://u:secret@host:port/0",
+        "redis://u:secret@host/0?retries=3",
+        "redis+sentinel://u:secret@host/main/0?retries=3",
     ],
 )
 def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="Redis URL '") as refused:
         connect(url)
     assert "secret" not in refused.value.message
+
+
+async def test_a_database_that_the_server_does_not_have_is_named(server: PrivateRedis) -> None:
+    with pytest.raises(errors.Unavailable, match="DB index is out of range; correct the number at the end of REDIS"):
+        await _ping(f"{server.url}?db=99")
 
 
 def test_addresses_are_shown_without_user_password_and_options() -> None:
