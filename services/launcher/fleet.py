@@ -348,11 +348,13 @@ class Fleet:
         try:
             record: dict[str, Any] = json.loads(self._file.read_bytes())
             check_format(record, FORMAT_VERSION, str(self._file))
+            Options(**known_fields(Options, record["options"]))
+            dict(record["targets"]), [ProcessId(*pair[:2]) for pair in record["processes"].values()]
         except OSError as error:
             raise errors.FailedPrecondition(
                 f"{self._file} cannot be read ({error.strerror}); make it readable, or choose another --home"
             ) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise errors.FailedPrecondition(
                 f"{self._file} cannot be read ({type(error).__name__}: {error}); restore it, or choose another --home"
             ) from error

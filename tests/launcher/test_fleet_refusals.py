@@ -102,6 +102,8 @@ def test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_tha
         ('{"format_version": 2}', "has format_version 2"),
         ("{", "cannot be read"),
         ("[]", "cannot be"),
+        ('{"format_version": 1, "options": {}, "targets": 3, "processes": {}}', "cannot be"),
+        ('{"format_version": 1, "options": {}, "targets": {}, "processes": {"redis": 5}}', "cannot be"),
         ("\xff" * 1000, r"cannot be read \(UnicodeDecodeError: .*\); restore it"),
     ],
 )
