@@ -166,7 +166,7 @@ def connect(
         )
     acknowledged: AcknowledgedRedis = client
     try:
-        acknowledged.connection_pool.make_connection()
+        acknowledged.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     except TypeError as error:
         raise errors.InvalidArgument(
             f"the Redis URL {address(url)!r} has an option that is none ({error}); leave it out"
