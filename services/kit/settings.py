@@ -55,7 +55,7 @@ def _not_empty(secret: T) -> T:
 COUNTED = 2**31 - 1  # most that grpc and our messages count to
 GRPC_S = COUNTED // 1000  # grpc counts milliseconds
 MOST_BYTES, MOST_S = 2**62, 10**9
-_TOKENS = ("token", "admin_token", "peer_token", "peer_admin_token")
+TOKENS = ("token", "admin_token", "peer_token", "peer_admin_token")
 Secret = Annotated[str, AfterValidator(_not_empty)]
 Token = Annotated[Secret, AfterValidator(bare_token)]  # one that callers can send
 HiddenSecret = Annotated[SecretStr, AfterValidator(_not_empty)]
@@ -182,7 +182,7 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _tokens_of_files(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Reads the tokens that stand in files."""
-        files = {name: given[f"{name}_file"] for name in _TOKENS if given.get(f"{name}_file")}
+        files = {name: given[f"{name}_file"] for name in TOKENS if given.get(f"{name}_file")}
         if twice := [name.upper() for name in files if given.get(name) is not None]:
             raise ValueError(f"{twice[0]} and {twice[0]}_FILE exclude each other; give one")
         return {**given, **{name: read_secret(file) for name, file in files.items()}}

@@ -25,7 +25,7 @@ from typing import TypeVar
 from aeenc import errors
 from services.kit import logs
 from services.kit.server import GrpcServer, cannot_listen, run
-from services.kit.settings import ServiceSettings
+from services.kit.settings import TOKENS, ServiceSettings
 
 log = logs.get(__name__)
 Settings = TypeVar("Settings", bound=ServiceSettings)
@@ -78,6 +78,7 @@ def held_port(settings: ServiceSettings) -> Iterator[int]:
 def _settings_of(settings: Settings, number: int, port: int) -> Settings:
     """Makes the settings of one worker."""
     changed: dict[str, object] = {"port": port, "instance": f"{settings.instance}-{number}"}
+    changed |= dict.fromkeys(f"{name}_file" for name in TOKENS)  # the tokens themselves were read from them
     if settings.metrics_port:
         changed["metrics_port"] = settings.metrics_port + number
     if settings.log_file is not None:

@@ -44,10 +44,12 @@ def metrics_port() -> int:
 
 @pytest.fixture
 def index(tmp_path: Path, encoder: RunningEncoder, metrics_port: int) -> ServiceProcess:
+    (tmp_path / "token").write_text("of-the-encoder")
     return ServiceProcess.of(
         "index",
         tmp_path,
         serving_processes=2,
+        peer_token_file=tmp_path / "token",
         artifacts_dir=tmp_path / "artifacts",
         encoder_target=encoder.target,
         instance="index",
