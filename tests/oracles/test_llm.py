@@ -275,6 +275,14 @@ async def test_the_budget_holds_over_restarts_and_what_it_does_not_allow_fails_b
     assert failed == 32 - decided
 
 
+async def test_an_answer_that_claims_more_tokens_than_there_are_costs_what_was_reserved() -> None:
+    with ModelEndpoint(fault=lambda number: "too many tokens").served() as endpoint:
+        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, budget=Budget(tokens=1_000_000))
+        assert (await ask(oracle, task()))["p1"].judgement == EXPLAINS
+        assert 0 < oracle.usage.prompt_tokens < 10_000
+        await oracle.close()
+
+
 async def test_calls_at_once_use_a_budget_up_before_one_fails() -> None:
     with ModelEndpoint(delay_s=0.05).served() as endpoint:
         oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, budget=Budget(tokens=6000))

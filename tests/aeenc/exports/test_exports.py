@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from dataclasses import replace
 from datetime import UTC
@@ -18,6 +19,7 @@ from aeenc import values
 from aeenc.errors import AlreadyExists, FailedPrecondition, InvalidArgument, InvalidTree
 from aeenc.evaluation.trec import document_id, query_id, write_qrels, write_run
 from aeenc.exports import (
+    Judgements,
     conclusions_of,
     gold_judgements,
     judgements_of,
@@ -31,7 +33,7 @@ from aeenc.exports import (
     write_triplets,
 )
 from aeenc.exports.pairs import pair_of, record_of
-from aeenc.trees import Dataset
+from aeenc.trees import Accessible, Dataset
 from aeenc.trees.files import parse_context
 from support.worlds.odd_judgements import draw, graded
 
@@ -246,6 +248,24 @@ def test_gold_trees_in_beirs_layout_are_the_queries_of_the_evaluation(tmp_path: 
     assert written.premises == len(dataset.candidates())
     assert (written.queries, written.refused) == (len(queries), 0)
     assert written.explains == sum(len(query.gold) for query in queries)
+
+
+@pytest.mark.parametrize(
+    ("grade", "accessible", "said"),
+    [
+        (math.nan, Accessible(), "'q': 'a' has grade nan, and BEIR reads whole grades only"),
+        (math.inf, Accessible(), "has grade inf"),
+        (1.0, Accessible(before_id="x"), r"accessible: has 'x' for 'q', .* none of the premises"),
+        (1.0, Accessible(only_ids=("1", "x")), "accessible: has 'x' for 'q'"),
+    ],
+)
+def test_what_beirs_layout_cannot_say_is_refused_by_name(
+    tmp_path: Path, grade: float, accessible: Accessible, said: str
+):
+    judged = {"q": Judgements({"a": "1"}, grades={"a": grade})}
+    with pytest.raises(InvalidArgument, match=said):
+        write_beir(tmp_path / "beir", [("1", "a")], judged, split="dev", accessible={"q": accessible})
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_where_nothing_is_judged(tmp_path: Path):

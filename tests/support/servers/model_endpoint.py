@@ -170,7 +170,7 @@ def _completion(fault: str, verdicts: dict[str, str], prompt_tokens: int) -> dic
         "model": "m",
         "choices": [{"index": 0, "message": message, "finish_reason": FINISHES.get(fault, "stop")}],
         "usage": {
-            "prompt_tokens": prompt_tokens,
+            "prompt_tokens": 10**30 if fault == "too many tokens" else prompt_tokens,
             "completion_tokens": 4 * len(verdicts),
             "total_tokens": prompt_tokens + 4 * len(verdicts),
         },

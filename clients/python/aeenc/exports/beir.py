@@ -22,7 +22,7 @@ from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import Source, gold_of, grades_of
 from aeenc.exports.judgements import Judgements, judgements_of
 from aeenc.files.whole import whole_folder
-from aeenc.trees import Accessible, content_id
+from aeenc.trees import EVERYTHING, Accessible, content_id
 
 _READABLE = re.compile(r'[^\s"\x00-\x1f\x7f]+')  # ids of BEIR's files, which are separated by tabs and may be quoted
 
@@ -83,8 +83,8 @@ def write_beir(
     """Writes judgements in BEIR's layout. Adds judged premises that are missing from `premises` to the corpus.
 
     `accessible` says of queries which of `premises` may explain them (default: all). Raises AlreadyExists when `folder`
-    holds something, InvalidArgument for a split that cannot be a file name, and for a grade that is not whole,
-    FailedPrecondition where nothing is judged: BEIR reads neither.
+    holds something, InvalidArgument for a split that cannot be a file name, for a grade that is not whole, and for what
+    is accessible and not among `premises`, FailedPrecondition where nothing is judged: BEIR reads neither.
     """
     if not re.fullmatch(r"[\w-]+", split):
         raise InvalidArgument.field("split", f"is {split!r}; use letters, digits, - and _")
@@ -119,9 +119,7 @@ def write_beir(
             for query, judged in by_query.items():
                 query_id = content_id(query, "query")
                 record: dict[str, object] = {"_id": query_id, "text": query}
-                if told := (accessible or {}).get(query):
-                    record |= {"before": ids[told.before_id]} if told.before_id else {}
-                    record |= {"only": [ids[one] for one in told.only_ids]} if told.only_ids else {}
+                record |= _access(query, (accessible or {}).get(query, EVERYTHING), ids)
                 queries.write(json.dumps(record, ensure_ascii=False) + "\n")
                 for plain, side in ((1, judged.positives), (0, judged.negatives)):
                     for text, premise_id in side.items():
@@ -133,9 +131,18 @@ def write_beir(
     return Beir(len(names), len(by_query), explains, refused, conflicts, renamed)
 
 
+def _access(query: str, told: Accessible, ids: Mapping[str, str]) -> dict[str, object]:
+    """Returns what a line says of what may explain its query. Raises InvalidArgument for an unknown premise."""
+    if absent := [one for one in filter(None, [told.before_id, *told.only_ids]) if one not in ids]:
+        lost = f"has {absent[0]!r} for {query!r}, the id of none of the premises; correct it"
+        raise InvalidArgument.field("accessible", lost)
+    named = {"before": ids.get(told.before_id), "only": [ids[one] for one in told.only_ids]}
+    return {name: one for name, one in named.items() if one}
+
+
 def _check_whole(query: str, text: str, grade: float) -> None:
     """Raises InvalidArgument for a grade that is not a whole number: BEIR reads no other."""
-    if grade != int(grade):
+    if not float(grade).is_integer():  # NaN is none
         raise InvalidArgument(
             f"{query!r}: {text!r} has grade {grade:g}, and BEIR reads whole grades only; export without grades, or the "
             "pairs"

@@ -408,10 +408,10 @@ def _object_in(content: str) -> Any:
 
 
 def _used(response: Any, most_prompt: int, limit: int) -> tuple[int, int]:
-    """The tokens that a completion says it took; what was reserved where it does not say."""
+    """The tokens that a completion says it took; what was reserved where it says none, or more than there can be."""
     usage = getattr(response, "usage", None)
     prompt, answer = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-    if not isinstance(prompt, int) or not isinstance(answer, int) or min(prompt, answer) < 0:
+    if not all(isinstance(count, int) and 0 <= count < 2**31 for count in (prompt, answer)):
         return most_prompt, limit
     return prompt, answer
 
