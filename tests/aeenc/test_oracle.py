@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,6 +47,17 @@ def test_a_program_whose_port_is_taken_ends_with_one_line(capfd: pytest.CaptureF
             WordOracle().serve(address)
     assert ended.value.code == f"cannot listen on {address}; is another process there?"
     assert capfd.readouterr().err == "", "gRPC's line"
+
+
+def test_a_program_at_port_0_says_which_port_it_has():
+    program = "import aeenc\nclass Mine(aeenc.Oracle): name = 'mine'\nMine().serve('127.0.0.1:0')"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        told = started.stderr.readline()
+        started.terminate()
+    said = re.fullmatch(r"oracle mine listens on 127\.0\.0\.1:(\d+)\n", told)
+    assert said, told
+    assert int(said[1]) > 0
 
 
 def test_a_task_travels_whole():

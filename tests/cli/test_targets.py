@@ -54,6 +54,9 @@ async def test_the_environment_goes_before_the_file_and_an_option_before_both(ae
     ("content", "words"),
     [
         ("{\n,", ":2: not JSON"),
+        ("[" * 100_000, ": nested too deeply"),
+        ('{"targets": ' + "9" * 5_000 + "}", ": a number has too many digits"),
+        ('{"targets": {}, "targets": {}}', ": 'targets' is there twice"),
         ("[]", ":1: format_version must be 1"),
         ('{"format_version": 2, "targets": {}}', ":1: format_version must be 1"),
         ('{"format_version": 1}', ":1: `targets`"),
@@ -85,11 +88,11 @@ async def test_a_malformed_fleet_file_is_named(aeenc, tmp_path, content, words):
 
 
 async def test_the_fleet_file_of_another_account_is_named_unless_all_addresses_are_given(aeenc, tmp_path, monkeypatch):
-    def refused(path, **_):
+    def refused(path, *_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     write_fleet(tmp_path / "cwd" / ".aeenc", index="127.0.0.1:1")
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(FailedPrecondition, match=r"fleet\.json is another account's; run as .*AEENC_ENCODER, AEENC_"):
         Targets.find(encoder="e:1", index="i:1", sampler="s:1")
     assert Targets.find(encoder="e:1", index="i:1", sampler="s:1", trainer="t:1").index == "i:1"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,23 @@ async def test_a_full_audit_log_is_named():
     stages = [Scripted("model", {"a": REFUSES}), Scripted("person", {"a": REFUSES})]
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         await ask(CompositeOracle(stages, audit=1.0, audit_log="/dev/full"), task("a"))
+
+
+async def test_a_line_that_an_audit_log_has_no_room_for_leaves_no_half(tmp_path: Path):
+    log, before = tmp_path / "audit.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    verdicts = {"a": REFUSES, "b": REFUSES}
+    oracle = CompositeOracle([Scripted("model", verdicts), Scripted("person", verdicts)], audit=1.0, audit_log=log)
+    await ask(oracle, task("a"))
+    whole = log.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 40, before[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(f"'{log}'")):
+            await ask(oracle, task("b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert log.read_bytes() == whole
+    await ask(oracle, task("b"))
+    assert [json.loads(line)["premise_id"] for line in log.read_text().splitlines()] == ["a", "b"]
 
 
 async def test_the_audited_share_is_what_was_asked_for_and_the_same_each_time():

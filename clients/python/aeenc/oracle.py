@@ -231,8 +231,8 @@ class Oracle:
         """
         options = {"token": token, "allow_insecure": allow_insecure, "cert": cert, "key": key}
 
-        def listens(_: int) -> None:
-            sys.stderr.write(f"oracle {self.name} listens on {address}\n")  # who started it waits for this line
+        def listens(bound: str) -> None:
+            sys.stderr.write(f"oracle {self.name} listens on {bound}\n")  # who started it waits for this line
 
         try:
             asyncio.run(serve_until_signal(self, listens, address, **options))
@@ -286,13 +286,13 @@ def _check_free(address: str) -> None:
             raise RuntimeError(str(error)) from error
 
 
-async def serve_until_signal(oracle: Oracle, listens: Callable[[int], None], address: str, **options: Any) -> None:
-    """Serves until SIGINT or SIGTERM; `listens` is called with the port. Options are those of `Oracle.start`."""
+async def serve_until_signal(oracle: Oracle, listens: Callable[[str], None], address: str, **options: Any) -> None:
+    """Serves until SIGINT or SIGTERM; `listens` gets the address, port 0 resolved. Options are those of `start`."""
     server = await oracle.start(address, **options)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    listens(server.port)
+    listens(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{server.port}")
     await stop.wait()
     await server.stop()
 

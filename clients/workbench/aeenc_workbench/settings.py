@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from aeenc.adapters.http import HttpSettings
-from aeenc.errors import FailedPrecondition
+from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.files.lines import json_file
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.checks import bare_token
 from aeenc.transport.targets import home
@@ -101,12 +101,19 @@ class WorkbenchSettings(HttpSettings):
         if self.model_fields_set & {"host", "port", "state_dir"}:
             return self
         try:
-            fleet = json.loads((home() / "fleet.json").read_text(encoding="utf-8"))
+            fleet: Any = json_file(home() / "fleet.json")
             host, _, port = fleet["targets"]["workbench"].rpartition(":")
             if not is_loopback(host):  # a file of the working directory must lead nobody elsewhere
                 return self
             socket.create_connection((host, int(port)), timeout=1).close()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no fleet, or one without a workbench
+        except (
+            OSError,
+            InvalidArgument,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # no fleet, or one without a workbench
             return self
         return self.model_copy(update={"host": host, "port": int(port), "state_dir": home() / "state" / "workbench"})
 

@@ -35,14 +35,13 @@ class Place:
 
     def serve(self, oracle: Oracle, out: Output) -> None:
         """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
-        at = self.address
 
-        def listens(port: int) -> None:
-            bound = at if at.startswith("unix:") else f"{at.rpartition(':')[0]}:{port}"
+        def listens(bound: str) -> None:
             out.result({"oracle": oracle.name, "address": bound}, f"oracle {oracle.name} listens on {bound}")
 
         try:
-            asyncio.run(serve_until_signal(oracle, listens, at, token=self.token, cert=self.cert, key=self.key))
+            options = {"token": self.token, "cert": self.cert, "key": self.key}
+            asyncio.run(serve_until_signal(oracle, listens, self.address, **options))
         except Unavailable as error:
             raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
 

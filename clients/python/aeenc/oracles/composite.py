@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -139,8 +141,15 @@ class CompositeOracle(Oracle):
 
     def _write(self, lines: Sequence[str]) -> None:
         if self._log is not None:
-            with self._lock, naming(self._log), self._log.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
+            with self._lock, naming(self._log), self._log.open("ab", buffering=0) as file:
+                data, size = "".join(lines).encode(), os.fstat(file.fileno()).st_size
+                try:
+                    while data:
+                        data = data[file.write(data) :]
+                except OSError:
+                    with suppress(OSError):  # a device has no size
+                        file.truncate(size)  # half a line would spoil the next
+                    raise
 
     def _is_audited(self, query: str, premise_id: str) -> bool:
         digest = hashlib.sha256("\0".join([str(self._seed), query, premise_id]).encode()).digest()

@@ -10,13 +10,13 @@ working directory (the folder in AEENC_HOME instead, if set); the launcher write
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.files.lines import json_file
 from aeenc.transport.addresses import is_local, split
 from aeenc.transport.channel import Channel, Retry
 from aeenc.transport.checks import check_seconds
@@ -160,17 +160,15 @@ def read_fleet(folder: Path) -> dict[str, str]:
     """
     path = folder / "fleet.json"
     try:
-        fleet = json.loads(path.read_text(encoding="utf-8"))
+        fleet = json_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except PermissionError:
         variables = ", ".join(f"AEENC_{name.upper()}" for name in SERVICES)
         remedy = f"run as the account that started the fleet, or give all addresses ({variables})"
         raise FailedPrecondition(f"{path} is another account's; {remedy}") from None
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{path}:{error.lineno}: not JSON ({error.msg}); restart the fleet") from None
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"{path}:1: not UTF-8; restart the fleet") from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; restart the fleet") from None
     if not isinstance(fleet, dict) or fleet.get("format_version") != FLEET_FORMAT:
         raise InvalidArgument(f"{path}:1: format_version must be {FLEET_FORMAT}; another release has written it")
     targets = fleet.get("targets")
