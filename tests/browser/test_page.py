@@ -94,7 +94,14 @@ def test_a_link_beside_a_fleet_is_for_the_workbench_of_the_fleet(
         assert not (tmp_path / "workbench").exists()
         assert "http://127.0.0.1:9/sign-in" in printed("--port", "9")
     assert ":8700/sign-in" in printed(), "a fleet that has ended has no workbench"
-    for damaged in ('{"targets": {"workbench": "127.0.0.1:99999"}}', "[" * 100_000, "[]", "{", ""):
+    for damaged in (
+        '{"targets": {"workbench": "127.0.0.1:99999"}}',
+        '{"targets": {"workbench": 7}}',
+        "[" * 100_000,
+        "[]",
+        "{",
+        "",
+    ):
         (tmp_path / "fleet.json").write_text(damaged)
         assert ":8700/sign-in" in printed()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import ssl
 import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -188,6 +190,23 @@ async def test_a_stream_of_events_ends_with_its_session(monkeypatch: pytest.Monk
     assert [await anext(events) for _ in range(2)] == [b"retry: 1000\n\n", b": still here\n\n"]
     alive[0] = False
     assert [one async for one in events] == []
+
+
+def test_a_full_disk_leaves_sessions_and_members_as_they_were(tmp_path: Path) -> None:
+    sessions, now = Sessions(tmp_path), time.time()
+    sessions.end_all()
+    sessions.members.let_in(Person("ann"))
+    session = {"id": "i", "name": "ann", "since": now + 60, "until": now + 120}
+    before, files = resource.getrlimit(resource.RLIMIT_FSIZE), sorted(tmp_path.rglob("*"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    try:
+        for change in (sessions.end_all, lambda: sessions.members.revoke("ann")):
+            with pytest.raises(OSError, match=str(tmp_path)):
+                change()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sessions.lives(session)
+    assert sorted(tmp_path.rglob("*")) == files
 
 
 @asynccontextmanager

@@ -106,15 +106,8 @@ class WorkbenchSettings(HttpSettings):
             if not is_loopback(host):  # a file of the working directory must lead nobody elsewhere
                 return self
             socket.create_connection((host, int(port)), timeout=1).close()
-        except (
-            OSError,
-            InvalidArgument,
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ):  # no fleet, or one without a workbench
-            return self
+        except (OSError, InvalidArgument, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return self  # no fleet, or one without a workbench
         return self.model_copy(update={"host": host, "port": int(port), "state_dir": home() / "state" / "workbench"})
 
     @property

@@ -23,6 +23,7 @@ from itsdangerous import BadSignature, SignatureExpired, URLSafeSerializer, URLS
 from starlette.requests import Request
 
 from aeenc.errors import FailedPrecondition, PermissionDenied, Unauthenticated
+from aeenc.files.whole import whole_file
 
 Role = Literal["annotator", "adjudicator", "admin"]  # each may do what those before it may
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -101,11 +102,11 @@ class Members:
 
     def let_in(self, person: Person) -> None:
         """Notes that a person was invited or has signed in."""
-        self._write(self._path(person.name), json.dumps([person.name, person.role, time.time()]))
+        _write(self._path(person.name), json.dumps([person.name, person.role, time.time()]))
 
     def revoke(self, name: str) -> None:
         """Ends what somebody has: links and sessions that were made until now."""
-        self._write(self._path(name).with_suffix(".revoked"), repr(time.time()))
+        _write(self._path(name).with_suffix(".revoked"), repr(time.time()))
 
     def revoked_at(self, name: str) -> float:
         """When what somebody had has ended; 0: never."""
@@ -120,12 +121,6 @@ class Members:
     def _read(self, path: Path) -> Member:
         name, role, at = json.loads(path.read_text(encoding="utf-8"))
         return Member(name, role, at, self.revoked_at(name))
-
-    def _write(self, path: Path, text: str) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        made = self._folder / f".{secrets.token_hex(8)}"
-        made.write_text(text, encoding="utf-8")
-        made.replace(path)
 
 
 class Links:
@@ -194,7 +189,7 @@ class Sessions:
 
     def end_all(self) -> None:
         """Ends the sessions of everybody that have begun until now."""
-        self._all_ended.write_text(str(time.time()), encoding="ascii")
+        _write(self._all_ended, repr(time.time()))
 
     def end(self, session: Mapping[str, Any]) -> None:
         """Ends a session for whoever has its cookie."""
@@ -240,6 +235,11 @@ def person_of(request: Request) -> Person:
     if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent.encode(), session["csrf"].encode()):
         raise PermissionDenied(f"the header {CSRF_HEADER} is missing or wrong; reload the page", reason="CSRF")
     return Person(session["name"], session["role"])
+
+
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as file:
+        file.write(text)
 
 
 def _key(folder: Path) -> str:
