@@ -411,7 +411,7 @@ def _used(response: Any, most_prompt: int, limit: int) -> tuple[int, int]:
     """The tokens that a completion says it took; what was reserved where it says none, or more than there can be."""
     usage = getattr(response, "usage", None)
     prompt, answer = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-    if not all(isinstance(count, int) and 0 <= count < 2**31 for count in (prompt, answer)):
+    if not isinstance(prompt, int) or not isinstance(answer, int) or {prompt >> 31, answer >> 31} != {0}:
         return most_prompt, limit
     return prompt, answer
 
