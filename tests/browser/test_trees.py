@@ -251,6 +251,27 @@ async def test_a_refused_row_stays_refused_with_its_time_in_sight_when_another_r
         assert after[ids[2]][2] >= 1000, "what its author has read by now is refused with the time of both"
 
 
+async def test_a_row_that_was_accepted_at_a_glance_and_is_unticked_later_is_not_refused(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        at.world.index.suffix = " and so on" * 40
+        run_id = await at.run(["hypothesis 0"], k=30, max_depth=0)
+        [lease] = await at.people.lease("ann", run_id=run_id)
+        first, *_, glanced, last = [one.premise.id for one in lease.task.candidates]
+        accepted = {first: Verdict(EXPLAINS, in_sight_ms=1200), glanced: Verdict(EXPLAINS, in_sight_ms=300)}
+        await at.people.submit(lease, accepted | {last: Verdict(ABSTAINS)})
+        page = await at.window("ann")
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await shown(page, "hypothesis 0")
+        rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
+        await rows.nth(28).get_by_role("button", name="Accept").click()
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Changed.").wait_for()
+        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        assert {one.premise_id: one.judgement.name for one in task.answers[0].verdicts}[glanced] == "UNSEEN"
+
+
 def test_the_practice_tree_is_a_gold_tree_of_the_sample() -> None:
     nodes = {one["text"]: one for one in json.loads(PRACTICE.read_text(encoding="utf-8"))}
     gold = {query.text: query.gold for query in Dataset.load(ROOT / "data" / "sample").queries("train")}

@@ -23,7 +23,7 @@ export function draftOfAnswer(lease: Lease): Draft {
     const { premise_id: id, remark, grade, in_sight_ms: ms } = one;
     const word = wordOf(one);
     const remarked = remark === "irrelevant" || remark === "bad_fact";
-    if (word !== "unseen") draft.read.push(id);
+    if (word === "refuses") draft.read.push(id);
     if (ms) draft.sightMs[id] = ms;
     if (grade) draft.grades[id] = grade;
     if (remarked) draft.remarks[id] = remark as Remark;
