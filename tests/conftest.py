@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import sys
@@ -30,6 +31,7 @@ def pytest_configure() -> None:
     """Lets Ctrl-C end the processes that tests start; a shell ignores it for what it starts in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _log_plain_tracebacks()
+    gc.disable()  # all that collection makes lives to the end
     # Else each command that a test runs is all commands made anew, which takes most of its time.
     typer.testing._get_command = cache(typer.testing._get_command)
 
@@ -49,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begins with the files that have most slow tests, so that none is left alone in the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector away from modules and tests: each look through them takes half a second."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
