@@ -91,8 +91,8 @@ def load_transformer(
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    set_verbosity_error()  # type: ignore[no-untyped-call]  # what it would report is checked below
+    disable_progress_bar()
+    set_verbosity_error()  # what it would report is checked below
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
