@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser.test_annotate import read, shown
 from browser.test_safety import findings, needs_axe
-from browser.test_sight import held
+from browser.test_sight import ROWS, held, submitted
 
 from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Verdict
 from aeenc.trees import Dataset
@@ -270,6 +270,76 @@ async def test_a_row_that_was_accepted_at_a_glance_and_is_unticked_later_is_not_
         await page.get_by_text("Changed.").wait_for()
         [task] = [one async for one in at.people.list_answers(run_id, "ann")]
         assert {one.premise_id: one.judgement.name for one in task.answers[0].verdicts}[glanced] == "UNSEEN"
+
+
+async def test_a_run_over_other_texts_under_the_same_ids_begins_unread(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0"], k=4, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.locator(".gutter.seen").nth(3).wait_for()
+        await at.sampler.cancel(run_id)
+        at.world.index.suffix = " other"
+        await at.run(["hypothesis 0"], k=4, max_depth=0)
+        await page.keyboard.press("k")
+        await page.locator(ROWS).first.filter(has_text="other").wait_for()
+        assert await page.locator(".gutter.seen").count() == 0
+
+
+async def test_undo_takes_back_only_what_was_answered_last_in_whichever_tab(bench: Any) -> None:
+    async with bench(undo_s=20.0) as at:
+        run_id = await at.run([f"hypothesis {n}" for n in range(3)], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await submitted(page)
+        await shown(page, "hypothesis 1")
+        other = await page.context.new_page()
+        await other.goto(page.url)
+        await shown(other, "hypothesis 1")
+        await other.keyboard.press("1")
+        await submitted(other)
+        await shown(other, "hypothesis 2")
+        await page.keyboard.press("u")
+        await page.get_by_text("nothing to undo").wait_for()
+        tasks = [one async for one in at.people.list_tasks(run_id)]
+        assert sorted(len(one.answers) for one in tasks) == [0, 1, 1]
+
+
+async def test_a_second_press_on_save_does_not_answer_the_task_that_was_held(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await submitted(page)
+        await shown(page, "hypothesis 1")
+        await page.keyboard.press("1")
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("2")
+        await page.wait_for_timeout(1100)
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Changed.").wait_for()
+        await page.keyboard.press("Control+Enter")
+        await page.wait_for_timeout(500)
+        await shown(page, "hypothesis 1")
+        tasks = [one async for one in at.people.list_tasks(run_id)]
+        assert sorted(len(one.answers) for one in tasks) == [0, 1]
+
+
+async def test_a_run_that_has_ended_holds_nobody(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await at.run(["hypothesis 1"], max_depth=0)
+        await page.keyboard.press("1")
+        await at.sampler.cancel(run_id)
+        await page.keyboard.press("Control+Enter")
+        await shown(page, "hypothesis 1")
+        await page.get_by_role("alert").get_by_text("This run has ended and takes no answer any more").wait_for()
 
 
 def test_the_practice_tree_is_a_gold_tree_of_the_sample() -> None:

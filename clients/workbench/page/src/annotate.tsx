@@ -198,6 +198,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   async function leaveGiven(): Promise<void> {
     shown.current.lease = null;
     await begin();
+    opened.current = Date.now(); // a second press does not submit what came under it
   }
 
   // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
@@ -366,7 +367,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   function clear(): void {
     const before = latest.current.draft;
     if (!lease || !before) return;
-    change(cleared ?? { ...draftOfAnswer(lease), read: before.read });
+    change({ ...(cleared ?? draftOfAnswer(lease)), read: before.read });
     setCleared(cleared ? null : before);
   }
 
@@ -410,6 +411,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
       };
       try {
         await call("/api/answer", body);
+        localStorage.removeItem(lastKey()); // a reload before the next one is known: that of before is not the last
         const queue = queues.find((one) => one.runs.some((run) => run.run_id === lease.run_id));
         const until = Date.now() + (queue?.undo ?? 0) * 1000;
         dropDraft(lease);
@@ -457,11 +459,13 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   }
 
   const undo = (): Promise<void> => alone(async () => {
-    if (!last) { setTold("There is nothing to undo any more. Your answers can be changed: o."); return; }
+    const known = JSON.parse(localStorage.getItem(lastKey()) ?? "null") as Last | null; // of all tabs
+    if (!last || known?.lease.lease_id !== last.lease.lease_id) { setTold("There is nothing to undo any more. Your answers can be changed: o."); return; }
     await call("/api/undo", { run: last.lease.run_id, request: fresh() });
+    saveDraft(last.lease, last.draft);
     setLast(null);
     const held = lease?.given ? heldLease() : lease;
-    if (held) await call("/api/release", { lease: held.lease_id, reason: "undo" });
+    if (held) { await call("/api/release", { lease: held.lease_id, reason: "undo" }).catch(() => undefined); letGo(held.lease_id); }
     const again = await call<Lease | null>("/api/lease", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
     if (again) open(again, last.draft);
     else { setTold("Taken back; somebody else has that task now."); await next(); }

@@ -23,7 +23,7 @@ const KEPT = 50; // drafts
 const DRAFTS = "aeenc.draft.";
 let owner = "";
 const name = (id: string): string => `${DRAFTS}${owner}.${id}`;
-const draftId = (lease: Lease): string => (lease.given ? lease.lease_id : lease.task.task_id);
+const draftId = (lease: Lease): string => (lease.given ? lease.lease_id : `${lease.run_id}.${lease.task.task_id}`); // another run has other texts
 export const heldKey = (): string => `aeenc.lease.${owner}`;
 export const metKey = (): string => `aeenc.met.${owner}`;
 export const queueKey = (): string => `aeenc.queue.${owner}`;

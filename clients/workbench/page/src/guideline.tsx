@@ -2,7 +2,6 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import { Markdown } from "./markdown";
-import { COVERED } from "./sight";
 
 const DEFAULT = `
 You build a tree that explains the sentence at the top. For each node you see facts that a search has found.
@@ -50,7 +49,7 @@ export function Guideline({ text, newer, letters, setLetters, close }: { text: s
 // What stands before the page until it is closed.
 export function Sheet({ name, close, children }: { name: string; close: () => void; children: ComponentChildren }) {
   const dialog = useRef<HTMLDialogElement>(null);
-  useLayoutEffect(() => { dialog.current!.showModal(); dispatchEvent(new Event(COVERED)); }, []);
+  useLayoutEffect(() => { dialog.current!.showModal(); }, []);
   return (
     <dialog ref={dialog} aria-label={name} onClose={close}>
       <h2>{name} <button type="button" class="plain" onClick={close}>Close <kbd>Esc</kbd></button></h2>

@@ -92,7 +92,8 @@ export function Lead({ queues, known, reloadQueues, reloadRuns }: Props) {
 
   async function decide(dispute: Dispute): Promise<void> {
     const { run_id, judged: { task, conflicts } } = dispute;
-    const verdicts = said[keyOf(dispute)] ?? {};
+    const words = said[keyOf(dispute)] ?? {};
+    const verdicts = Object.fromEntries(conflicts.flatMap((id) => (words[id] ? [[id, words[id]]] : []))); // what is no longer disputed stays
     if (busy.current || conflicts.some((id) => !verdicts[id])) return;
     busy.current = true;
     setTold("");

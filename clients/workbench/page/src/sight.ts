@@ -4,7 +4,6 @@ import { useEffect, useRef } from "preact/hooks";
 const SIGHT_MS = 1000;
 const LOOK_MS = 100;
 const LONGEST_MS = 250; // of one look that counts: a machine may have slept between two
-export const COVERED = "covered"; // an event of the window: a dialog has opened, and may be closed before the next look
 
 interface Area { top: number; bottom: number; left: number; right: number }
 
@@ -80,11 +79,14 @@ export function useSight(task: string, there: () => boolean, told: (task: string
     const hide = (): void => { if (document.visibilityState !== "visible") look(); };
     requestAnimationFrame(frame);
     const moves = [
-      [document, "scroll", look], [document, "visibilitychange", hide], [window, "resize", look], [window, COVERED, look],
+      [document, "scroll", look], [document, "visibilitychange", hide], [window, "resize", look],
       [visualViewport!, "scroll", look], [visualViewport!, "resize", look],
     ] as const;
     for (const [where, what, then] of moves) where.addEventListener(what, then);
-    return () => { left = true; clearTimeout(looking); for (const [where, what, then] of moves) where.removeEventListener(what, then); };
+    // A dialog, a panel or a question may cover rows and be gone before the next look.
+    const changes = new MutationObserver(() => { const now = linesInSight(); before = new Map([...before].filter(([id]) => now.get(id)?.every(Boolean))); });
+    changes.observe(document.body, { childList: true, subtree: true, attributes: true, attributeFilter: ["open"] });
+    return () => { left = true; changes.disconnect(); clearTimeout(looking); for (const [where, what, then] of moves) where.removeEventListener(what, then); };
   }, [task]);
   return spent;
 }
