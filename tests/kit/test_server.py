@@ -481,7 +481,7 @@ def test_a_token_may_stand_in_a_file_which_says_something_and_stands_alone(
     with pytest.raises(ValidationError, match="is empty; write the token"):
         Settings()
     file.write_bytes(b"\xff")
-    with pytest.raises(ValidationError, match=r"cannot be read \(it is no text\); name another"):
+    with pytest.raises(ValidationError, match=r"cannot be read \(not UTF-8\); name another"):
         Settings()
     monkeypatch.setenv("AEENC_TEST_TOKEN_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(ValidationError, match="nowhere cannot be read"):

@@ -3,10 +3,10 @@
 Callers share a queue fairly, by tokens: each text has a start on a clock of tokens served, and the least goes first
 (start-time fair queueing, Goyal et al. 1996). Who takes less than their share starts `CREDIT` earlier than the others
 (borrowed virtual time, Duda and Cheriton 1999), however much and however many others have there. Texts are sorted by
-length within a bounded window, which keeps padding small. While somebody asks for one text at a time, such texts go
-before the window, and a CPU's batches are smaller, since they hold them up. Runners take turns, so a batch never mixes
-versions. While both lanes have work, bulk gets one batch in `BULK_TURN`. Texts that are cancelled or out of time are
-dropped here. This module starts no thread and reads no clock.
+length within a bounded window, which keeps padding small. While somebody asks for one text at a time, a text whose turn
+has come goes before the window, and a CPU's batches are smaller: each holds somebody up. Runners take turns, so a batch
+never mixes versions. While both lanes have work, bulk gets one batch in `BULK_TURN`. Texts that are cancelled or out of
+time are dropped here. This module starts no thread and reads no clock.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ def read_secret(path: Path | str) -> str:
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"  # an error of decoding shows what it has read
+        reason = getattr(error, "strerror", None) or "not UTF-8"  # a decoder's own message shows the bytes
         raise ValueError(f"{path} cannot be read ({reason}); name another file") from None
     if not secret:
         raise ValueError(f"{path} is empty; write the token or the password into it")
