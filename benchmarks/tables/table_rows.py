@@ -12,6 +12,7 @@ from aeenc import Fusion, Retrieval
 from aeenc.loop import Loop, Round
 from aeenc.trees import Dataset
 from benchmarks.tables.research import GOLD, INFERENCES, NLI, Research, Unfinished
+from benchmarks.tables.table_text import SHARE
 from benchmarks.tables.untrained import bm25, iterative_bm25, tf_idf
 from services.trainer.models.base_model import DEFAULT_NAME
 
@@ -59,7 +60,6 @@ BOTH_SIDES: Mapping[str, Any] = {
     "items_per_epoch": 4_000,
     "learning_rate": 5e-5,
 }
-SHARE = ", 4,000 of 166,486 triplets an epoch"
 SCL, TML = "LOSS_PAIRWISE_CONTRASTIVE", "LOSS_TRIPLET_MARGIN"
 OURS: Mapping[str, Any] = {
     "data_sets": [GOLD],

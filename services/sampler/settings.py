@@ -64,7 +64,7 @@ class QueueSettings(BaseModel):
     min_lease_s: float = Field(60.0, gt=0, le=3600, description="shortest lease time; usually 3 times the mean answer")
     controls: Path | None = Field(None, description="control items with known answers (jsonl); none: none are mixed in")
     guideline: Path | None = Field(
-        None, description="text for the people of the queue (Markdown, 64 KiB); none: no text"
+        None, description="text for the people of the queue (Markdown, at most 65,536 characters); none: no text"
     )
     max_grade: float = Field(
         0.0, ge=0, le=100, description="highest grade that people give to what explains, from 1; 0: none is asked for"

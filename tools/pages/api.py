@@ -41,6 +41,7 @@ _RETRIES = {"RESOURCE_EXHAUSTED": "after RetryInfo's delay", "UNAVAILABLE": "aft
 # Not the name of any error of ours, but of what a caller meets on the way.
 _AGAIN = {
     "ABORTED": "after reading again",
+    "CANCELLED": "after a growing pause, if you did not cancel it",
     "DEADLINE_EXCEEDED": "with more time",
     "INTERNAL": "no: a fault; tell the operator",
 }

@@ -12,7 +12,7 @@ import { isLocal } from "./targets.js";
 
 const RETRIES = 4; // 0.1 + 0.2 + 0.4 + 0.8 s: a service that is away fails after about 1.5 s
 const FIRST_PAUSE_MS = 100;
-const PING_MS = 330_000; // of silence during a call; servers refuse more than one ping in five minutes
+const PING_MS = 330_000; // of silence during a call; gRPC's own default allows one ping in five minutes
 const PING_TIMEOUT_MS = 60_000;
 
 export interface ChannelOptions {
