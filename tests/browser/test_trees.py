@@ -139,7 +139,7 @@ async def test_an_earlier_answer_is_changed_in_the_view_in_which_it_was_given(be
         await page.keyboard.press("o")
         await page.get_by_role("button", name="Reopen: hypothesis 0").click()
         await shown(page, "hypothesis 0")
-        await read(page)
+        await read(page)  # the addition above them, too
         for key in ("1", "2", "l"):  # 4 is ticked since the first time
             await page.keyboard.press(key)
         await page.get_by_role("button", name="Remove what was added").click()
@@ -270,6 +270,28 @@ async def test_a_row_that_was_accepted_at_a_glance_and_is_unticked_later_is_not_
         await page.get_by_text("Changed.").wait_for()
         [task] = [one async for one in at.people.list_answers(run_id, "ann")]
         assert {one.premise_id: one.judgement.name for one in task.answers[0].verdicts}[glanced] == "UNSEEN"
+
+
+async def test_an_addition_that_is_removed_at_a_glance_is_not_refused(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0"], k=4, max_depth=0)
+        [lease] = await at.people.lease("ann", run_id=run_id)
+        ids = [one.premise.id for one in lease.task.candidates]
+        added = next(one for one in (f"p{n}" for n in range(20)) if one not in ids)
+        await at.people.submit(lease, [ids[0]], additions=[added])
+        page = await at.window("ann")
+        await page.get_by_text("Nothing waits for you").wait_for()
+        await page.keyboard.press("o")
+        opened = page.get_by_role("button", name="Reopen: hypothesis 0")
+        await opened.wait_for()
+        await page.evaluate("window.requestAnimationFrame = () => 0")  # nothing is in sight before a frame
+        await opened.click()
+        await shown(page, "hypothesis 0")
+        await page.get_by_role("button", name="Remove what was added").click()
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_text("Changed.").wait_for()
+        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        assert [(one.premise_id, one.judgement.name) for one in task.answers[0].additions] == [(added, "UNSEEN")]
 
 
 async def test_a_run_over_other_texts_under_the_same_ids_begins_unread(bench: Any) -> None:

@@ -13,10 +13,10 @@ export function Added({ draft, before, several, maxGrade, otherwise, change, gra
   return (
     <ul class="candidates added" aria-label="Added">
       {Object.entries(additions).map(([id, { text, leaf }]) => (
-        <li key={id} class={`candidate ${leaf ? "leaf" : "explains"}`}>
+        <li key={id} data-premise={id} class={`candidate ${leaf ? "leaf" : "explains"}`}>
           <button type="button" class="tick" aria-pressed="true" aria-label={`Remove what was added: ${text}`} title="Remove" onClick={() => change({ additions: without(id) })}>+</button>
           <div class="sentence">
-            <span>{text}</span>
+            <span class="text">{text}</span>
             {otherwise[id] && <span class="chip">{otherwise[id]}</span>}
             <label class="check grade"><input type="checkbox" checked={leaf} onChange={(event) => change({ additions: { ...additions, [id]: { text, leaf: event.currentTarget.checked } } })} /> leaf</label>
             {several && <Way of={draft.ways[id]} choose={(way) => setWay(id, way)} />}

@@ -44,7 +44,7 @@ export function changesOf(lease: Lease, draft: Draft, folds: Fold[]): Record<str
   const were = words([...answer.verdicts, ...answer.additions]);
   const leaves = (one: Draft): Record<string, Word> => Object.fromEntries(Object.entries(one.additions).map(([id, { leaf }]) => [id, leaf ? "leaf" : "explains"]));
   const now: Record<string, Word | "unseen"> = { ...sentVerdicts(draft, folds), ...leaves(draft) };
-  for (const id of Object.keys(before.additions)) now[id] ??= "refuses";
+  for (const id of Object.keys(before.additions)) now[id] ??= draft.read.includes(id) ? "refuses" : "unseen";
   const [grades, graded] = [sentGrades(draft), sentGrades(before)];
   const changed = Object.entries(now).filter(([id, word]) => word !== (were[id] ?? "unseen") || grades[id] !== graded[id] || draft.remarks[id] !== before.remarks[id]).map(([id]) => id);
   const [ways, waysBefore] = [sentWays(draft), sentWays(before)];
