@@ -18,6 +18,7 @@ from support.models.tiny_checkpoints import (
     TINY_SPACE,
     TinyCheckpoint,
     register,
+    rolled_out,
     write_tiny_checkpoint,
     write_tiny_cross_encoder_checkpoint,
 )
@@ -122,14 +123,12 @@ async def test_a_cross_encoder_is_swapped_and_a_bad_one_refused(serve, copied, c
     bad = copied(other.artifact, other_scores)
     async with serve(poll_s=30) as (server, client):
         await register(registry, bad)
-        row = await registry.set_label(CROSS, "stable", bad.version)
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, CROSS, "stable", bad.version)
         assert not rollout.ok
         assert "other values for its probes than at export" in rollout.reason
         assert (await client.score("sun", ["moon"])).model_version == cross.version
         await register(registry, other)
-        row = await registry.set_label(CROSS, "stable", other.version)
-        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await rolled_out(registry, CROSS, "stable", other.version)).ok
         assert (await client.score("sun", ["moon"])).model_version == other.version
         assert server.readiness.state == "SERVING"
 
@@ -143,8 +142,7 @@ async def test_a_label_of_an_ensemble_loads_all_and_scores_by_one_only_for_who_a
     await register(registry, other)
     await register(registry, bad)
     async with serve(poll_s=30) as (_, client):
-        row = await registry.set_label(CROSS, "pair", "+".join(both))
-        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await rolled_out(registry, CROSS, "pair", "+".join(both))).ok
         with pytest.raises(errors.FailedPrecondition, match=f"ensemble of {both[0]}, {both[1]}; score by one"):
             await client.score("sun", ["moon"], label="pair")
         first = await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)
@@ -155,12 +153,10 @@ async def test_a_label_of_an_ensemble_loads_all_and_scores_by_one_only_for_who_a
         info = await client.info()
         labels = {label.name: label.versions for label in info.labels if label.space_id == CROSS}
         assert labels == {"pair": tuple(both), "stable": (cross.version,)}
-        row = await registry.set_label(CROSS, "pair", f"{cross.version}+{bad.version}")
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, CROSS, "pair", f"{cross.version}+{bad.version}")
         assert not rollout.ok
         assert list((await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)).ensemble) == both
-        row = await registry.set_label(CROSS, "pair", cross.version)
-        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await rolled_out(registry, CROSS, "pair", cross.version)).ok
         assert (await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)).ensemble == ()
         await eventually(partial(is_dropped, client, other.version))
 
@@ -210,8 +206,7 @@ async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_space
 ) -> None:
     async with serve(poll_s=30) as (_, client):
         for space_id, label, version in ((CROSS, "stable", pretrained.version), (TINY_SPACE, "stable", cross.version)):
-            row = await registry.set_label(space_id, label, version)
-            (rollout,) = await registry.await_rollout(row, 20)
+            rollout = await rolled_out(registry, space_id, label, version)
             assert not rollout.ok
             assert "has none" in rollout.reason
         assert (await client.encode(["sun"])).model_version == pretrained.version
@@ -257,8 +252,7 @@ async def test_an_int8_model_of_pairs_that_does_not_hold_is_refused(
     changed = copied(quantized.artifact, change)
     await register(registry, changed)
     async with serve(poll_s=30) as (_, client):
-        row = await registry.set_label(CROSS, "stable", changed.version, precision="int8")
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, CROSS, "stable", changed.version, precision="int8")
         assert not rollout.ok
         assert reason in rollout.reason
         assert (await client.score("sun", ["moon"])).model_version == cross.version

@@ -15,7 +15,7 @@ from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from support.servers.milvus_server import MilvusServer
 from support.waiting import until
-from support.worlds.index_world import RunningEncoder
+from support.worlds.index_world import RunningEncoder, facts
 
 
 class RunningIndex:
@@ -87,3 +87,10 @@ def serve(encoder: RunningEncoder, artifact_store: ArtifactStore, over: dict[str
 async def index(serve: Serve) -> AsyncIterator[RunningIndex]:
     async with serve() as running:
         yield running
+
+
+@pytest.fixture
+async def built(index: RunningIndex) -> RunningIndex:
+    """An index whose corpus `science` serves."""
+    await index.client.build("science", facts())
+    return index

@@ -12,13 +12,7 @@ from aeenc import errors, values
 from aeenc.calls.encoding import Encoded, EncodeOptions
 from services.index.ranking.encoding import TEXTS_A_CALL, TOGETHER, WINDOW, QueryEncoder
 from support.waiting import until
-from support.worlds.index_world import SPACE, facts, raises
-
-
-@pytest.fixture
-async def built(index):
-    await index.client.build("science", facts())
-    return index
+from support.worlds.index_world import SPACE, raises
 
 
 async def test_a_text_that_comes_just_as_all_calls_to_the_encoder_have_ended_is_encoded():

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,13 +29,25 @@ def task(*texts: str) -> Task:
     return Task("t", "run", "a magnet attracts a nail", ("magnets attract things",), accepted, candidates)
 
 
-async def test_a_whole_answer_decides_and_shows_the_model_query_path_and_accepted_premises() -> None:
-    with ModelEndpoint().served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=2)
-        verdicts = await ask(oracle, task())
+@asynccontextmanager
+async def asking(
+    endpoint: ModelEndpoint, *, model: str = "m", **options: Any
+) -> AsyncIterator[tuple[ModelEndpoint, LanguageModelOracle]]:
+    """Serves an endpoint, and an oracle that asks it."""
+    with endpoint.served():
+        oracle = LanguageModelOracle(endpoint.url, model, key=KEY, **options)
+        yield endpoint, oracle
         await oracle.close()
-    assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, REFUSES, EXPLAINS]
-    assert [verdict.grade for verdict in verdicts.values()] == [1.0, 0.0, 1.0]
+
+
+async def judgements(oracle: LanguageModelOracle, asked: Task) -> list[Any]:
+    return [verdict.judgement for verdict in (await ask(oracle, asked)).values()]
+
+
+async def test_a_whole_answer_decides_and_shows_the_model_query_path_and_accepted_premises() -> None:
+    async with asking(ModelEndpoint(), candidates=2) as (endpoint, oracle):
+        verdicts = list((await ask(oracle, task())).values())
+    assert [(one.judgement, one.grade) for one in verdicts] == [(EXPLAINS, 1.0), (REFUSES, 0.0), (EXPLAINS, 1.0)]
     assert len(endpoint.sent) == 2  # prompts of two candidates and of one
     prompt = endpoint.sent[0].request["messages"][0]["content"]
     for shown in ('"a magnet attracts a nail"', '["magnets attract things"]', '["magnetism acts at a distance"]'):
@@ -47,23 +62,19 @@ async def test_a_whole_answer_decides_and_shows_the_model_query_path_and_accepte
     [(TEXTS, "complete"), (["ice can melt"], "premise_missing"), (["ice is cold"], "premise_missing")],
 )
 async def test_it_says_whether_what_is_accepted_proves_the_query(texts: list[str], said: str) -> None:
-    with ModelEndpoint().served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, steps=True)
+    async with asking(ModelEndpoint(), steps=True) as (endpoint, oracle):
         answer = await answer_of(oracle, task(*texts))
-        await oracle.close()
     assert (answer.node_verdict, len(answer.verdicts), len(endpoint.sent)) == (said, len(texts), 2)
     prompt = endpoint.sent[1].request["messages"][0]["content"]
     facts = ["magnetism acts at a distance", *(text for text in texts if "iron" in text)]
     assert f'1. "{" ".join(facts)}"' in prompt
 
 
-@pytest.mark.parametrize("fault", ABSTAINING)
-async def test_an_answer_that_is_not_whole_makes_the_oracle_abstain(fault: str) -> None:
-    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
-        verdicts = await ask(oracle, task())
-        await oracle.close()
-    assert {verdict.judgement for verdict in verdicts.values()} == {ABSTAINS}
+@pytest.mark.parametrize(("fault", "samples"), [*((fault, 1) for fault in ABSTAINING), ("prose", 3)])
+async def test_an_answer_that_is_not_whole_makes_the_oracle_abstain(fault: str, samples: int) -> None:
+    endpoint = ModelEndpoint(fault=lambda number: fault if number == samples // 2 else "")  # one of them is enough
+    async with asking(endpoint, samples=samples) as (_, oracle):
+        assert await judgements(oracle, task()) == [ABSTAINS] * 3
 
 
 @pytest.mark.parametrize(
@@ -73,34 +84,29 @@ async def test_an_answer_that_is_not_whole_makes_the_oracle_abstain(fault: str) 
 async def test_a_refusal_for_now_that_lasts_fails_the_task_with_a_time_to_ask_again(
     fault: str, raised: type[errors.AeencError]
 ) -> None:
-    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: fault), model="the-model") as (_, oracle):
         with pytest.raises(raised, match=r"answers (429|500|503) for model 'the-model'") as told:
             await ask(oracle, task())
         assert told.value.retry_after_s == 0
         assert oracle.usage == Usage(0, 0, 0, 0.0)
-        await oracle.close()
 
 
 async def test_a_long_pause_that_the_endpoint_asks_for_is_left_to_the_sampler() -> None:
-    with ModelEndpoint(fault=lambda number: "rate limit", retry_after="30").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: "rate limit", retry_after="30")) as (endpoint, oracle):
         with pytest.raises(errors.Overloaded) as told:
             await asyncio.wait_for(ask(oracle, task()), 5)
         assert (told.value.retry_after_s, len(endpoint.sent)) == (30, 1)
-        await oracle.close()
 
 
 async def test_nonsense_for_one_node_abstains_and_for_over_a_fifth_of_the_last_fails_the_task() -> None:
     nonsense = set[int]()
-    with ModelEndpoint(fault=lambda number: "prose" if number in nonsense else "").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: "prose" if number in nonsense else "")) as (endpoint, oracle):
 
         async def judged(number: int, *, valid: bool) -> set[int]:
             if not valid:
                 nonsense.add(len(endpoint.sent))
             asked = replace(task(f"fact {number}"), task_id=str(number))
-            return {verdict.judgement for verdict in (await ask(oracle, asked)).values()}
+            return set(await judgements(oracle, asked))
 
         assert await judged(0, valid=False) == {ABSTAINS}
         with pytest.raises(errors.Unavailable, match="no valid answer to 2 of the last 2 nodes"):
@@ -112,16 +118,13 @@ async def test_nonsense_for_one_node_abstains_and_for_over_a_fifth_of_the_last_f
             assert await judged(number + 1, valid=True) == {REFUSES}
         with pytest.raises(errors.Unavailable, match="no valid answer to 11 of the last 50 nodes"):
             await judged(61, valid=False)
-        await oracle.close()
 
 
 async def test_nonsense_about_two_nodes_in_a_row_fails_the_second_until_another_is_answered() -> None:
-    with ModelEndpoint(fault=lambda number: "prose" if number in {9, 10, 11, 13} else "").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: "prose" if number in {9, 10, 11, 13} else "")) as (_, oracle):
 
         async def judged(number: int) -> set[int]:
-            verdicts = await ask(oracle, replace(task(f"fact {number}"), task_id=str(number)))
-            return {verdict.judgement for verdict in verdicts.values()}
+            return set(await judgements(oracle, replace(task(f"fact {number}"), task_id=str(number))))
 
         found = [await judged(number) for number in range(10)]
         assert found == [{REFUSES}] * 9 + [{ABSTAINS}]
@@ -130,26 +133,20 @@ async def test_nonsense_about_two_nodes_in_a_row_fails_the_second_until_another_
                 await judged(10)
         assert await judged(11) == {REFUSES}
         assert await judged(10) == {ABSTAINS}
-        await oracle.close()
 
 
 @pytest.mark.parametrize("fault", ["rate limit", "server error"])
 async def test_a_passing_refusal_is_asked_again(fault: str) -> None:
-    with ModelEndpoint(fault=lambda number: fault if number < 2 else "").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
-        verdicts = await ask(oracle, task())
-        await oracle.close()
-    assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, REFUSES, EXPLAINS]
+    async with asking(ModelEndpoint(fault=lambda number: fault if number < 2 else "")) as (endpoint, oracle):
+        assert await judgements(oracle, task()) == [EXPLAINS, REFUSES, EXPLAINS]
     assert len(endpoint.sent) == 3
 
 
 @pytest.mark.parametrize("fault", ["hang", "hang up"])
 async def test_an_endpoint_that_is_away_fails_the_task_so_that_it_is_asked_again(fault: str) -> None:
-    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, timeout_s=0.2)
+    async with asking(ModelEndpoint(fault=lambda number: fault), timeout_s=0.2) as (_, oracle):
         with pytest.raises(errors.Unavailable, match="cannot be reached"):
             await ask(oracle, task())
-        await oracle.close()
 
 
 @pytest.mark.parametrize("fault", ["unauthorized", "not found"])
@@ -157,83 +154,64 @@ async def test_a_wrong_key_or_model_fails_by_name_and_the_key_is_in_no_error_and
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: fault), model="the-model") as (_, oracle):
         with pytest.raises(errors.FailedPrecondition, match="'the-model'; check the key") as raised:
             await ask(oracle, task())
-        await oracle.close()
     assert KEY not in f"{raised.value!r} {raised.value.__cause__!r} {raised.value.__context__!r}"
     assert KEY not in caplog.text
 
 
 @pytest.mark.parametrize("unsupported", ["max_tokens", "max_completion_tokens"])
 async def test_an_answer_is_limited_by_the_name_that_the_endpoint_knows(unsupported: str) -> None:
-    with ModelEndpoint(unsupported=unsupported).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1)
+    async with asking(ModelEndpoint(unsupported=unsupported), candidates=1) as (endpoint, oracle):
         for number in range(2):
-            verdicts = await ask(oracle, task(f"nail {number} is made of iron", "ice can melt", "iron is a metal"))
-            assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, REFUSES, EXPLAINS]
+            asked = task(f"nail {number} is made of iron", "ice can melt", "iron is a metal")
+            assert await judgements(oracle, asked) == [EXPLAINS, REFUSES, EXPLAINS]
         answered = [sent for sent in endpoint.sent if not sent.fault]
         assert all({"max_tokens", "max_completion_tokens"} & sent.request.keys() for sent in answered)
         assert oracle.usage.calls == len(answered) == 4, "a refused call is none, and what is known is not asked"
         assert not any(sent.fault for sent in endpoint.sent[-1:]), "the name is learnt once"
-        await oracle.close()
 
 
 async def test_an_endpoint_that_refuses_every_request_fails_by_its_code_and_not_its_text() -> None:
-    with ModelEndpoint(fault=lambda number: "bad request", code="unsupported_value").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+    async with asking(
+        ModelEndpoint(fault=lambda number: "bad request", code="unsupported_value"), model="the-model"
+    ) as (_, oracle):
         with pytest.raises(errors.Unavailable, match=r"400 \(unsupported_value\) .*'the-model'") as raised:
             await ask(oracle, task())
         assert KEY not in raised.value.message
         assert oracle.usage.calls == 0
-        await oracle.close()
 
 
 async def test_a_request_refused_after_a_valid_answer_abstains() -> None:
-    with ModelEndpoint(fault=lambda number: "bad request" if number else "").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: "bad request" if number else "")) as (_, oracle):
         assert (await ask(oracle, task()))["p1"].judgement == EXPLAINS
         assert (await ask(oracle, task("iron rusts")))["p1"].judgement == ABSTAINS
-        await oracle.close()
 
 
 async def test_a_prompt_that_the_endpoint_filters_abstains_even_if_it_is_the_first() -> None:
-    with ModelEndpoint(fault=lambda number: "bad request", code="content_filter").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: "bad request", code="content_filter")) as (_, oracle):
         assert (await ask(oracle, task()))["p1"].judgement == ABSTAINS
-        await oracle.close()
 
 
 async def test_a_prompt_that_fails_ends_the_others_of_its_task_before_they_are_paid_for() -> None:
-    with ModelEndpoint(fault=lambda number: "" if number else "unauthorized").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, concurrency=1)
+    async with asking(
+        ModelEndpoint(fault=lambda number: "" if number else "unauthorized"), candidates=1, concurrency=1
+    ) as (endpoint, oracle):
         with pytest.raises(errors.FailedPrecondition, match="answers 401"):
             await ask(oracle, task(*(f"fact {n}" for n in range(8))))
         await asyncio.sleep(0.1)
         assert len(endpoint.sent) <= 2, "the one that failed, and the one that took its place"
-        await oracle.close()
 
 
 async def test_samples_that_disagree_abstain_on_that_premise_alone() -> None:
     def verdict(text: str, number: int) -> str:
         return "explains" if "iron" in text or (number == 1 and "ice" in text) else "does_not_explain"
 
-    with ModelEndpoint(verdict=verdict).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, samples=3)
-        verdicts = await ask(oracle, task())
-        await oracle.close()
-    assert [verdict.judgement for verdict in verdicts.values()] == [EXPLAINS, ABSTAINS, EXPLAINS]
+    async with asking(ModelEndpoint(verdict=verdict), samples=3) as (endpoint, oracle):
+        assert await judgements(oracle, task()) == [EXPLAINS, ABSTAINS, EXPLAINS]
     assert len(endpoint.sent) == 3
     assert all(sent.request["temperature"] > 0 for sent in endpoint.sent)
-
-
-async def test_one_sample_that_is_not_valid_is_enough_to_abstain() -> None:
-    with ModelEndpoint(fault=lambda number: "prose" if number == 1 else "").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, samples=3)
-        verdicts = await ask(oracle, task())
-        await oracle.close()
-    assert {verdict.judgement for verdict in verdicts.values()} == {ABSTAINS}
 
 
 async def test_a_valid_answer_is_paid_once_and_a_faulty_one_is_not_kept(tmp_path: Path) -> None:
@@ -241,7 +219,7 @@ async def test_a_valid_answer_is_paid_once_and_a_faulty_one_is_not_kept(tmp_path
         judged = []
         for _ in range(3):
             oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, cache=tmp_path / "cache")
-            judged.append([verdict.judgement for verdict in (await ask(oracle, task())).values()])
+            judged.append(await judgements(oracle, task()))
             usage = oracle.usage
             await oracle.close()
     assert judged == [[ABSTAINS] * 3, [EXPLAINS, REFUSES, EXPLAINS], [EXPLAINS, REFUSES, EXPLAINS]]
@@ -276,23 +254,20 @@ async def test_the_budget_holds_over_restarts_and_what_it_does_not_allow_fails_b
 
 
 async def test_an_answer_that_claims_more_tokens_than_there_are_costs_what_was_reserved() -> None:
-    with ModelEndpoint(fault=lambda number: "too many tokens").served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, budget=Budget(tokens=1_000_000))
+    endpoint = ModelEndpoint(fault=lambda number: "too many tokens")
+    async with asking(endpoint, budget=Budget(tokens=1_000_000)) as (_, oracle):
         assert (await ask(oracle, task()))["p1"].judgement == EXPLAINS
         assert 0 < oracle.usage.prompt_tokens < 10_000
-        await oracle.close()
 
 
 async def test_calls_at_once_use_a_budget_up_before_one_fails() -> None:
-    with ModelEndpoint(delay_s=0.05).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, budget=Budget(tokens=6000))
+    async with asking(ModelEndpoint(delay_s=0.05), candidates=1, budget=Budget(tokens=6000)) as (endpoint, oracle):
         with pytest.raises(errors.FailedPrecondition, match=r"6,000 tokens \(--max-tokens\)"):
             await ask(oracle, task(*(f"fact {n}" for n in range(32))))
         alone = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, concurrency=1, budget=Budget(tokens=6000))
         with pytest.raises(errors.FailedPrecondition):
             await ask(alone, task(*(f"fact {n}" for n in range(32))))
         assert oracle.usage.calls == alone.usage.calls > 0
-        await oracle.close()
         await alone.close()
 
 
@@ -350,37 +325,30 @@ async def judged_nodes(oracle: LanguageModelOracle, nodes: int = 50) -> int:
     judged = 0
     for number in range(nodes):
         asked = replace(task(f"iron {number} is a metal", "ice can melt"), task_id=str(number))
-        verdicts = [verdict.judgement for verdict in (await ask(oracle, asked)).values()]
-        judged += verdicts == [EXPLAINS, REFUSES]
+        judged += await judgements(oracle, asked) == [EXPLAINS, REFUSES]
     return judged
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_model_of_any_kind_judges_nearly_all_nodes(kind: str) -> None:
-    with ModelEndpoint(kind=kind).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY, candidates=1, thinking_tokens=THINKING_TOKENS)
+    async with asking(ModelEndpoint(kind=kind), candidates=1, thinking_tokens=THINKING_TOKENS) as (endpoint, oracle):
         assert await judged_nodes(oracle) >= 48
         refused = [sent for sent in endpoint.sent if sent.fault]
         assert len(refused) <= 4, "what the endpoint refuses is learnt once"
-        await oracle.close()
 
 
 @pytest.mark.parametrize("kind", ["thinks", "thinks apart"])
 async def test_a_model_without_room_to_think_is_refused_by_the_option_that_gives_it(kind: str) -> None:
-    with ModelEndpoint(kind=kind).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "the-model", key=KEY)
+    async with asking(ModelEndpoint(kind=kind), model="the-model") as (endpoint, oracle):
         with pytest.raises(errors.FailedPrecondition, match=r"'the-model'.*cut off at 96 tokens.*--thinking-tokens"):
             await judged_nodes(oracle)
         assert len(endpoint.sent) == 2
-        await oracle.close()
 
 
 async def test_an_endpoint_that_names_no_field_is_asked_with_none_that_it_may_not_know() -> None:
-    with ModelEndpoint(code="invalid_request").served() as endpoint:
+    async with asking(ModelEndpoint(code="invalid_request")) as (endpoint, oracle):
         endpoint.fault = lambda number: "bad request" if "seed" in endpoint.asking else ""
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
         assert await judged_nodes(oracle) >= 48
-        await oracle.close()
     assert sum(bool(sent.fault) for sent in endpoint.sent) == 1
 
 
@@ -400,14 +368,12 @@ async def test_an_endpoint_that_names_no_field_is_asked_with_none_that_it_may_no
 async def test_why_an_answer_does_not_count_is_told_and_counted(
     fault: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ModelEndpoint(fault=lambda number: fault).served() as endpoint:
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
+    async with asking(ModelEndpoint(fault=lambda number: fault)) as (_, oracle):
         await ask(oracle, task())
         assert f"not valid: {told}" in caplog.text
         assert list(oracle.invalid.items()) == [(told, 1)]
         with pytest.raises(errors.AeencError, match=f"2 of the last 2 nodes.*{told}"):
             await ask(oracle, replace(task("another fact"), task_id="u"))
-        await oracle.close()
 
 
 def test_the_prompt_is_for_every_domain_and_says_the_form_of_the_answer() -> None:
@@ -416,11 +382,9 @@ def test_the_prompt_is_for_every_domain_and_says_the_form_of_the_answer() -> Non
 
 
 async def test_a_refusal_that_quotes_a_fact_about_temperature_drops_no_field() -> None:
-    with ModelEndpoint(code="bad_prompt").served() as endpoint:
+    async with asking(ModelEndpoint(code="bad_prompt")) as (endpoint, oracle):
         endpoint.fault = lambda number: "bad request" if number == 1 else ""
         endpoint.said = "the text on temperature and seeds is not allowed"
-        oracle = LanguageModelOracle(endpoint.url, "m", key=KEY)
-        judged = [(await ask(oracle, replace(task("iron"), task_id=f"{n}", query=f"q{n}")))["p1"] for n in range(3)]
-        assert [one.judgement for one in judged] == [EXPLAINS, ABSTAINS, EXPLAINS]
+        asked = [replace(task("iron"), task_id=f"{n}", query=f"q{n}") for n in range(3)]
+        assert [await judgements(oracle, one) for one in asked] == [[EXPLAINS], [ABSTAINS], [EXPLAINS]]
         assert {"temperature", "seed", "response_format"} <= endpoint.sent[-1].request.keys()
-        await oracle.close()

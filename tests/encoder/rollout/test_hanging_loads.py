@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from services.encoder.rollout import candidates, follower, loading
-from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
 Hang = Callable[[TinyCheckpoint], threading.Event]
@@ -92,14 +92,12 @@ async def test_a_load_that_hangs_is_given_up_with_a_reason_and_the_next_one_goes
 ) -> None:
     async with serve(poll_s=30, load_s=4) as (server, client):
         hang(tuned[1])
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        (rollout,) = await registry.await_rollout(row, 30)
+        rollout = await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)
         assert not rollout.ok
         assert "took longer than 4 s" in rollout.reason
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.state == "SERVING"
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
-        assert (await registry.await_rollout(row, 30))[0].ok
+        assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[2].version)).ok
 
 
 async def test_loads_that_hang_again_and_again_leave_a_few_threads_at_most(
@@ -111,8 +109,7 @@ async def test_loads_that_hang_again_and_again_leave_a_few_threads_at_most(
             candidate = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
             hang(candidate)
             await register(registry, candidate)
-            row = await registry.set_label(TINY_SPACE, "canary", candidate.version)
-            (rollout,) = await registry.await_rollout(row, 30)
+            rollout = await rolled_out(registry, TINY_SPACE, "canary", candidate.version)
             reasons.append(rollout.reason)
         assert "loads hang" in reasons[-1]
         assert "restart" in reasons[-1]
@@ -149,8 +146,7 @@ async def test_a_start_onto_a_stable_that_hangs_tries_it_once_and_serves_the_ver
 async def test_a_candidate_that_would_not_fit_beside_the_serving_versions_is_refused(serve, tuned, registry) -> None:
     size = tuned[0].artifact.files["model.onnx"].size_bytes
     async with serve(poll_s=30, loaded_bytes=size * 5 // 2) as (_, client):
-        row = await registry.set_label(TINY_SPACE, "canary", tuned[1].version)
-        (rollout,) = await registry.await_rollout(row, 30)
+        rollout = await rolled_out(registry, TINY_SPACE, "canary", tuned[1].version)
         assert not rollout.ok
         assert f"over the limit of {size * 5 // 2:,}" in rollout.reason
         await registry.delete_label(TINY_SPACE, "canary")
@@ -166,8 +162,7 @@ async def test_memory_of_a_version_that_is_gone_is_free_for_the_next(serve, tune
                 return len((await client.info()).versions) == 2
 
             await eventually(room)
-            row = await registry.set_label(TINY_SPACE, "canary", checkpoint.version)
-            (rollout,) = await registry.await_rollout(row, 30)
+            rollout = await rolled_out(registry, TINY_SPACE, "canary", checkpoint.version)
             assert rollout.ok, rollout.reason
             await registry.delete_label(TINY_SPACE, "canary")
 
@@ -183,7 +178,6 @@ async def test_a_file_over_the_limit_is_refused_before_it_is_hashed(
     path.write_bytes(b"\1" * 200_000)  # as large as its manifest says, with another hash
     await register(registry, large)
     async with serve(poll_s=30, model_bytes=100_000):
-        row = await registry.set_label(TINY_SPACE, "stable", large.version)
-        (rollout,) = await registry.await_rollout(row, 30)
+        rollout = await rolled_out(registry, TINY_SPACE, "stable", large.version)
         assert not rollout.ok
         assert "has 200,000 bytes, over the limit of 100,000" in rollout.reason

@@ -16,7 +16,7 @@ from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower
 from services.encoder.runtime.model import Model
 from services.store.registry import LabelRow, Registry
-from support.models.tiny_checkpoints import TINY_SPACE, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, register, rolled_out, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
 
@@ -197,8 +197,7 @@ async def test_a_failed_candidate_is_tried_again_however_many_labels_move(
     path.write_bytes(whole[:-100])
     await register(registry, candidate)
     async with serve(poll_s=0.5) as (_, client):
-        row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
-        assert not (await registry.await_rollout(row, 20))[0].ok
+        assert not (await rolled_out(registry, TINY_SPACE, "stable", candidate.version)).ok
         path.write_bytes(whole)
 
         async def serves_it() -> bool:
@@ -220,8 +219,7 @@ async def test_the_reason_of_a_fall_back_outlives_the_swaps_after_it(
         reason = server.readiness.reason
         assert f"checkpoint {bad.version} " in reason
         for name in ("one", "two", "three"):
-            row = await registry.set_label(TINY_SPACE, name, tuned[0].version)
-            assert (await registry.await_rollout(row, 20))[0].ok
+            assert (await rolled_out(registry, TINY_SPACE, name, tuned[0].version)).ok
         assert [swap.ok for swap in (await client.info()).swaps] == [True, True]
         assert server.readiness.reason == reason
 
@@ -345,8 +343,7 @@ async def test_a_lost_acknowledgement_is_said_again(serve, tuned, registry, monk
 
     async with serve() as (_, client):
         monkeypatch.setattr(Registry, "acknowledge", acknowledge)
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)
         assert failures
         assert rollout.ok
         assert (await client.encode(["sun"])).model_version == tuned[1].version
@@ -362,8 +359,7 @@ async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
         await asyncio.sleep(0.6)
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(row, 20))[0].ok, "labels are still followed"
+        assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)).ok, "labels are still followed"
         await until(lambda: server.readiness.state == "SERVING")
 
 
@@ -378,11 +374,9 @@ async def test_a_bad_stable_of_a_new_default_space_is_loaded_once_whatever_else_
         )
         await register(registry, bad)
         await register(registry, premises)  # names its space the default
-        row = await registry.set_label(elsewhere, "stable", bad.version)
-        assert not (await registry.await_rollout(row, 20))[0].ok
+        assert not (await rolled_out(registry, elsewhere, "stable", bad.version)).ok
         for version in (tuned[1].version, tuned[2].version):
-            row = await registry.set_label(TINY_SPACE, "stable", version)
-            assert (await registry.await_rollout(row, 20))[0].ok
+            assert (await rolled_out(registry, TINY_SPACE, "stable", version)).ok
         assert loaded.count(bad.version) == 1
         assert (await client.encode(["sun"])).model_version == tuned[2].version
 
@@ -400,28 +394,24 @@ async def test_a_new_default_space_waits_until_its_stable_can_be_served(
                 artifact_store, seed=9, space_id=elsewhere, base_version=premises.version, poison=True
             )
             await register(registry, bad)
-            row = await registry.set_label(elsewhere, "stable", bad.version)
-            assert not (await registry.await_rollout(row, 20))[0].ok
+            assert not (await rolled_out(registry, elsewhere, "stable", bad.version)).ok
         row = await registry.set_label(TINY_SPACE, "next", tuned[1].version)  # a round looks at the default space first
         assert (await registry.await_rollout(row, 20))[0].ok
         assert (await client.encode(["sun"])).model_version == tuned[0].version
         assert server.readiness.healthy
-        row = await registry.set_label(elsewhere, "stable", premises.version)
-        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await rolled_out(registry, elsewhere, "stable", premises.version)).ok
         await serves(client, premises.version)  # the acknowledgement comes first
 
 
 async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
     async with serve(poll_s=30, workers=1) as (_, client):
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(row, 20))[0].ok
+        assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)).ok
         await client.encode(["sun"])
         found = [one for one in gc.get_objects() if isinstance(one, Model) and one.version == tuned[1].version]
         gone, runner = weakref.ref(found[0]), weakref.ref(found[0].runners["float32"])
         found.clear()
         for checkpoint in (tuned[2], tuned[0]):
-            row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
-            assert (await registry.await_rollout(row, 20))[0].ok
+            assert (await rolled_out(registry, TINY_SPACE, "stable", checkpoint.version)).ok
 
         def both_gone() -> bool:
             gc.collect()

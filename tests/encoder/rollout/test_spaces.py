@@ -9,7 +9,7 @@ from aeenc import errors
 from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
 from support.waiting import eventually, serves, until
 
 OTHER = "s" + "7" * 16
@@ -32,8 +32,7 @@ async def other(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, 
 
 
 async def opened(registry: Registry, query: TinyCheckpoint, label: str = "stable") -> None:
-    row = await registry.set_label(OTHER, label, query.version)
-    (rollout,) = await registry.await_rollout(row, 20)
+    rollout = await rolled_out(registry, OTHER, label, query.version)
     assert rollout.ok, rollout.reason
 
 
@@ -100,8 +99,7 @@ async def test_a_space_whose_premise_encoder_is_bad_is_refused_as_a_whole_and_th
     premise, query = other
     cut_short(premise)
     async with serve(poll_s=0.2) as (server, client):
-        row = await registry.set_label(OTHER, "stable", query.version)
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, OTHER, "stable", query.version)
         assert not rollout.ok
         assert "the premise encoder of space" in rollout.reason
         assert "model.onnx has" in rollout.reason
@@ -126,8 +124,7 @@ async def test_a_bad_premise_encoder_is_loaded_once_however_many_labels_need_it(
     monkeypatch.setattr(CandidateLoader, "load", counted)
     async with serve(poll_s=30):
         for label in ("one", "two"):
-            row = await registry.set_label(OTHER, label, query.version)
-            assert not (await registry.await_rollout(row, 20))[0].ok
+            assert not (await rolled_out(registry, OTHER, label, query.version)).ok
     assert begun.count(premise.version) == 1
 
 

@@ -21,6 +21,7 @@ from support.models.tiny_checkpoints import (
     TINY_SPACE,
     TinyCheckpoint,
     register,
+    rolled_out,
     tiny_tokenizer,
     write_tiny_checkpoint,
 )
@@ -49,8 +50,7 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
         for seed in range(1, 9):
             checkpoint = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
             await register(registry, checkpoint)
-            row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
-            (rollout,) = await registry.await_rollout(row, 20)
+            rollout = await rolled_out(registry, TINY_SPACE, "stable", checkpoint.version)
             assert rollout.ok, rollout.reason
             await until(lambda version=checkpoint.version: version in seen)
         stop.set()
@@ -117,8 +117,7 @@ async def refused(serve, tiny_checkpoint, registry: Registry):
     async def check(candidate: TinyCheckpoint, reason: str) -> None:
         await register(registry, candidate)
         async with serve(poll_s=30) as (server, client):
-            row = await registry.set_label(TINY_SPACE, "stable", candidate.version)
-            (rollout,) = await registry.await_rollout(row, 20)
+            rollout = await rolled_out(registry, TINY_SPACE, "stable", candidate.version)
             assert not rollout.ok
             assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
             assert server.readiness.state == "SERVING"

@@ -14,7 +14,7 @@ from aeenc.v1 import types_pb2
 from services.encoder.runtime import onnx_session
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
 from support.waiting import eventually
 
 PASSED = {
@@ -201,8 +201,7 @@ async def test_a_precision_that_cannot_be_served_is_refused_with_the_reason_and_
     candidate = copied(candidate.artifact, change)
     await register(registry, candidate)
     async with serve(poll_s=30) as (server, client):
-        row = await registry.set_label(space.space_id, "stable", candidate.version, precision=precision)
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, space.space_id, "stable", candidate.version, precision=precision)
         assert not rollout.ok
         assert reason in rollout.reason
         assert (await client.encode(["sun"])).model_version == space.version

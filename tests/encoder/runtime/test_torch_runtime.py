@@ -18,7 +18,7 @@ from services.encoder.runtime.onnx_session import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_base_models import write_sentence_model
-from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,7 @@ async def test_torch_gives_the_vectors_of_onnxruntime(serve, registry: Registry,
 async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoint: TinyCheckpoint) -> None:
     await register(registry, checkpoint, label="stable")
     async with serve(runtime="torch") as (_, client):
-        row = await registry.set_label(checkpoint.space_id, "stable", checkpoint.version, precision="int8")
-        (rollout,) = await registry.await_rollout(row, 20)
+        rollout = await rolled_out(registry, checkpoint.space_id, "stable", checkpoint.version, precision="int8")
         assert not rollout.ok
         assert "int8 for onnxruntime on a CPU" in rollout.reason
         assert (await client.encode(["sun"])).precision == "float32"

@@ -5,16 +5,10 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from support.worlds.index_world import SPACE, facts, files_of, raises, vector_of
+from support.worlds.index_world import SPACE, facts, files_of, raises, two_generations, vector_of
 
 OVER = ("files", "milvus")
 TWO = vector_of("ice melts")[None, :]
-
-
-async def two_generations(index):
-    first = await index.client.build("science", facts()[:6])
-    second = await index.client.build("science", facts(), activate=False)
-    return first.id, second.id
 
 
 async def active(index):

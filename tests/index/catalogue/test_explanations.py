@@ -19,12 +19,6 @@ EXPLAINED = [
 ]
 
 
-@pytest.fixture
-async def built(index):
-    await index.client.build("science", facts())
-    return index
-
-
 async def test_explanations_outlive_the_process_and_are_joined_or_replaced(serve):
     async def first(index) -> str:
         return (await index.client.retrieve("science", ["the frog hunts"], k=1, prior=1.0))[0][0].id

@@ -17,7 +17,7 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.following import StoreWatch
 from services.index.catalogue.served import check_by_searching
 from support.waiting import eventually, until
-from support.worlds.index_world import SPACE, facts, vector_of
+from support.worlds.index_world import SPACE, facts, two_generations, vector_of
 
 OVER = ("files", "milvus")
 TWO = vector_of("ice melts")[None, :]
@@ -45,14 +45,9 @@ def opening(monkeypatch: pytest.MonkeyPatch, of: Catalogue, act: Callable[[str],
     monkeypatch.setattr(catalogue_module.Catalogue, "_open", open_)
 
 
-async def built(index, corpus: str) -> tuple[str, str]:
-    first = (await index.client.build(corpus, facts()[:6])).id
-    return first, (await index.client.build(corpus, facts(), activate=False)).id
-
-
 async def test_a_replica_that_is_busy_opening_one_corpus_is_alive_and_follows_the_others(serve, monkeypatch):
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
-        (first, slow), (_, other) = [await built(one, corpus) for corpus in ("science", "other")]
+        (first, slow), (_, other) = [await two_generations(one, corpus) for corpus in ("science", "other")]
         assert (await served(two, "science"), bool(await served(two, "other"))) == (first, True)
         go_on = threading.Event()
         opening(monkeypatch, catalogue_of(two), lambda corpus: corpus != "science" or go_on.wait(20) or None)
@@ -77,7 +72,7 @@ async def test_a_corpus_whose_opening_fails_for_whatever_reason_holds_up_no_othe
             raise MemoryError("no room for codes")
 
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
-        (first, second), (_, other) = [await built(one, corpus) for corpus in ("science", "zoology")]
+        (first, second), (_, other) = [await two_generations(one, corpus) for corpus in ("science", "zoology")]
         assert (await served(two, "science"), bool(await served(two, "zoology"))) == (first, True)
         opening(monkeypatch, catalogue_of(two), exhausted)
         done = await one.client.activate("science", second)
@@ -108,7 +103,7 @@ async def test_an_index_starts_although_one_corpus_cannot_be_opened_for_whatever
 
 async def test_a_full_queue_keeps_no_replica_from_following_and_no_generation_from_activation(serve):
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
-        first, second = await built(one, "science")
+        first, second = await two_generations(one)
         assert await served(two, "science") == first
         queues = [catalogue_of(index)._batcher._queue for index in (one, two)]
         for queue in queues:
@@ -233,7 +228,7 @@ async def test_of_200_activations_none_is_acknowledged_without_naming_a_replica_
             raise MemoryError("no room for codes")
 
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
-        generations = {corpus: await built(one, corpus) for corpus in ("science", "zoology", "law")}
+        generations = {corpus: await two_generations(one, corpus) for corpus in ("science", "zoology", "law")}
         assert [await served(two, corpus) for corpus in generations] == [first for first, _ in generations.values()]
         opening(monkeypatch, catalogue_of(two), disturbed)
         for _ in range(200):

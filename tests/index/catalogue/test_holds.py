@@ -3,15 +3,9 @@
 import pytest
 
 from aeenc import errors
-from support.worlds.index_world import facts, raises
+from support.worlds.index_world import facts, raises, two_generations
 
 OVER = ("files", "milvus")
-
-
-async def two_generations(index):
-    first = await index.client.build("science", facts()[:6])
-    second = await index.client.build("science", facts(), activate=False)
-    return first.id, second.id
 
 
 async def held_by(index):

@@ -12,7 +12,7 @@ from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.index.building.journal import BUILDS
 from services.store.artifacts import ArtifactStore
-from support.worlds.index_world import PREMISES, broken_build, facts, raises, works
+from support.worlds.index_world import PREMISES, broken_build, facts, raises, two_generations, works
 
 OVER = ("files", "milvus")
 
@@ -27,12 +27,6 @@ async def activate(index, generation, *, request_id="a", **more):
 async def delete(index, generation, *, request_id="d"):
     request = index_pb2.DeleteGenerationRequest(corpus="science", generation=generation, request_id=request_id)
     return await index.client._admin_channel.unary(index.client._admin.DeleteGeneration, request)
-
-
-async def two_generations(index):
-    first = await index.client.build("science", facts()[:6])
-    second = await index.client.build("science", facts(), activate=False)
-    return first.id, second.id
 
 
 async def test_an_activation_sent_again_gets_the_same_answer_and_moves_nothing(serve):

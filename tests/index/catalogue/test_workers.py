@@ -30,14 +30,6 @@ CONNECTIONS = 24  # of which the kernel gives each of two workers at least one, 
 
 
 @pytest.fixture
-async def encoder() -> AsyncIterator[RunningEncoder]:
-    running = RunningEncoder()
-    await running.server.start()
-    yield running
-    await running.stop()
-
-
-@pytest.fixture
 def metrics_port() -> int:
     return free_port(set())
 

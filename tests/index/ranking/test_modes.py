@@ -14,12 +14,6 @@ from services.index.ranking.fusion import fuse
 from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 
-@pytest.fixture
-async def built(index):
-    await index.client.build("science", facts())
-    return index
-
-
 @pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
 async def test_words_find_premises_with_the_encoder_away(built, encoder, mode):
     await encoder.stop()

@@ -10,12 +10,6 @@ from aeenc.calls import retrieval as calls
 from support.worlds.index_world import FACTS, facts, raises
 
 
-@pytest.fixture
-async def built(index):
-    await index.client.build("science", facts())
-    return index
-
-
 async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
     monkeypatch.setattr(calls, "TEXTS", 3)
     texts = [f"{fact} again" for fact in FACTS]

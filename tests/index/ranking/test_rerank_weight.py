@@ -11,17 +11,16 @@ import pytest
 from aeenc import Fusion, Retrieval, errors
 from aeenc.v1 import types_pb2
 from services.index.ranking import encoding
-from support.worlds.index_world import facts, raises
+from support.worlds.index_world import raises
 
 TEXT = "a star that heats the ice"
 WEIGHT = 0.25
 
 
 @pytest.fixture
-async def built(index):
-    await index.client.build("science", facts())
-    await index.client.put_explanations("science", [("the heat of a star", ["f2", "f5"]), ("ice melts", ["f6"])])
-    return index
+async def built(built):
+    await built.client.put_explanations("science", [("the heat of a star", ["f2", "f5"]), ("ice melts", ["f6"])])
+    return built
 
 
 def by_sum(hits, weight=WEIGHT):

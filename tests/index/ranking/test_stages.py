@@ -33,12 +33,6 @@ EXPLAINED = [
 ALL = np.arange(10)
 
 
-@pytest.fixture
-async def built(index):
-    await index.client.build("science", facts())
-    return index
-
-
 @pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
 async def test_what_accepted_premises_leave_unexplained_is_looked_for(built, mode):
     text = "a magnet pulls something that conducts electricity"

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.registry import CheckpointRow, Registry
+from services.store.registry import CheckpointRow, Registry, RolloutRow
 
 DIM = 32
 TINY_SPACE = "s" + "0" * 16
@@ -269,3 +269,9 @@ async def register(registry: Registry, checkpoint: TinyCheckpoint | Artifact, *,
         await registry.checkpoints.set_space(space_id, artifact.id, default=True)
     if label:
         await registry.set_label(space_id, label, artifact.id)
+
+
+async def rolled_out(registry: Registry, space_id: str, label: str, version: str, **options: Any) -> RolloutRow:
+    """Points a label at a version, and waits for what the only encoder says of it."""
+    (rollout,) = await registry.await_rollout(await registry.set_label(space_id, label, version, **options), 30)
+    return rollout

@@ -187,6 +187,12 @@ def facts() -> list[types_pb2.Premise]:
     return [premise(f"f{n}", text) for n, text in enumerate(FACTS)]
 
 
+async def two_generations(index: Any, corpus: str = "science") -> tuple[str, str]:
+    """Builds a generation of some facts, which serves, and one of all, which does not; returns their ids."""
+    first = await index.client.build(corpus, facts()[:6])
+    return first.id, (await index.client.build(corpus, facts(), activate=False)).id
+
+
 def files_of(store: ArtifactStore) -> dict[Path, bytes]:
     """Every file of the store but locks and the records of live replicas; one that goes meanwhile is left out."""
     found = {}
