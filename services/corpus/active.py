@@ -9,7 +9,6 @@ The index moves and follows, the trainer reads. Everything here blocks on the di
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from aeenc import errors
 from services.corpus.generation import check_corpus_name, folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.store.artifacts import ArtifactStore
-from services.store.files import Documents
+from services.store.files import Documents, try_lock
 
 MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
@@ -82,15 +81,11 @@ def moving(store: ArtifactStore, corpus: str, *, alone: bool = False) -> Iterato
     """
     with (store.make_folder(folder_of(corpus)) / LOCK).open("ab") as lock:
         end = time.monotonic() + LOCK_S
-        while True:
-            try:
-                fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise errors.Unavailable(
-                        f"another index has held {lock.name} for {LOCK_S:g} s; resume or end it, then try again"
-                    ) from None
+        while not try_lock(lock, shared=not alone):
+            if time.monotonic() >= end:
+                raise errors.Unavailable(
+                    f"another index has held {lock.name} for {LOCK_S:g} s; resume or end it, then try again"
+                )
             time.sleep(RETRY_S)
         yield
 

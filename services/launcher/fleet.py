@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from services.kit.credentials.watched_files import read_secret
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
-from services.store.files import atomic_write
+from services.store.files import atomic_write, try_lock
 from services.store.formats import check_format, known_fields
 
 FORMAT_VERSION = 1
@@ -399,10 +398,8 @@ class Fleet:
                 f"{path} cannot be opened ({error.strerror}); correct its permissions, or choose another --home"
             ) from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(lock):
                 raise errors.FailedPrecondition(
                     f"another `aeenc up`, `down`, `backup` or `restore` works on {self.home}; wait"
-                ) from None
+                )
             yield

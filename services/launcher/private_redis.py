@@ -5,7 +5,6 @@ The launcher, tests and benchmarks start it; in production you bring your own Re
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aeenc import errors
+from services.store.files import try_lock
 
 START_TIMEOUT_S = 10.0
 LOCK, LOCK_S = "lock", 3.0  # a server that was told to end may take a moment
@@ -72,17 +72,13 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
 
 def _take(lock: BinaryIO, directory: Path) -> None:
     deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise errors.FailedPrecondition(
-                    f"a redis-server that no fleet file knows has the data of {directory}; end it (`pgrep -f "
-                    "redis-server` lists them), then try again"
-                ) from None
-            time.sleep(0.05)
+    while not try_lock(lock):
+        if time.monotonic() >= deadline:
+            raise errors.FailedPrecondition(
+                f"a redis-server that no fleet file knows has the data of {directory}; end it (`pgrep -f "
+                "redis-server` lists them), then try again"
+            )
+        time.sleep(0.05)
 
 
 def _started(directory: Path, lock: int, *, start_new_session: bool) -> PrivateRedis:

@@ -30,6 +30,7 @@ from services.store.files import (
     make_directory,
     sha256_of,
     sync_directory,
+    try_lock,
     write_and_sync,
 )
 from services.store.formats import check_format, damage_is_data_loss
@@ -98,11 +99,8 @@ class Hold:
         self._manifest, self._descriptors = path / MANIFEST, list[int]()
         self._descriptors.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
         self._descriptors.append(os.open(MANIFEST, os.O_RDONLY, dir_fd=self._descriptors[0]))
-        self.is_locked = True
-        try:
-            fcntl.flock(self._descriptors[1], fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # it is being removed: what is opened next is not there
-            self.is_locked = False
+        # False while it is being removed: what is opened next is not there.
+        self.is_locked = try_lock(self._descriptors[1], shared=True)
 
     def stands(self) -> bool:
         """Whether the artifact still stands at its place: not deleted, nor replaced because it was damaged."""
@@ -388,12 +386,7 @@ class ArtifactStore:
             yield True
             return
         with (parent / LOCK).open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            yield try_lock(lock)
 
 
 def remove_directory(path: Path) -> None:
@@ -411,10 +404,7 @@ def _remove_unread(path: Path) -> None:
     """Removes a hidden directory unless it is an artifact that somebody holds."""
     with contextlib.ExitStack() as closing:
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            manifest = closing.enter_context((path / MANIFEST).open("r+b"))
-            try:
-                fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(closing.enter_context((path / MANIFEST).open("r+b"))):
                 return
         shutil.rmtree(path, ignore_errors=True)
 

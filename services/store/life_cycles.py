@@ -17,6 +17,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 from redis.asyncio import Redis
@@ -24,7 +25,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.logs import get
 from services.store.formats import UNREADABLE, check_format
-from services.store.redis import Leases, Script, WorkLease, key_prefix, raising_unavailable
+from services.store.redis import Leases, Script, WorkLease, key_prefix, once_redis_answers, raising_unavailable
 from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests
 
 log = get(__name__)
@@ -322,6 +323,21 @@ class LifeCycles:
             return answer
         await self.requests.answer(asked)  # raises unless a release has only added to what such requests ask for
         return "OK"
+
+    async def end(self, work_id: str, state: State, pause_s: float, **how: Any) -> bool:
+        """Moves work from RUNNING to the state in which it has ended, once Redis answers, as `transition` does.
+
+        True where it has that state, maybe by an attempt whose answer was lost: nobody else works on it.
+        """
+        ending = partial(self.transition, work_id, ("RUNNING",), state, **how)
+        return await once_redis_answers(ending, pause_s) in {"OK", state}
+
+    async def size_bytes(self, keys: Sequence[str]) -> int:
+        """About how much memory keys take."""
+        pipe = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipe.memory_usage(key)
+        return sum(size or 0 for size in await pipe.execute())
 
     async def events(self, work_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[Entry]:
         """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet.

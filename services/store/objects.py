@@ -11,7 +11,6 @@ blocks: call it in a thread.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import threading
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from aeenc import errors
 from services.kit.logs import get
@@ -45,6 +45,7 @@ from services.store.files import (
     link_new,
     make_directory,
     sync_directory,
+    try_lock,
     write_and_sync,
 )
 
@@ -211,7 +212,8 @@ class CachedStore(ArtifactStore):
         super().__init__(root)
         self.documents = self.bucket = bucket
         self.url, self._cache_bytes = bucket.url, cache_bytes
-        self._fetching: dict[tuple[str, str], threading.Lock] = {}
+        self._fetching: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+        self._looking = threading.Lock()  # at `_fetching`
 
     def check_there(self) -> None:
         """Does nothing: the directory is a cache, which may be emptied at any time."""
@@ -381,7 +383,9 @@ class CachedStore(ArtifactStore):
 
     def _provide(self, folder: str, artifact_id: str) -> None:
         """Makes sure that an artifact lies in the directory, if there is one. One thread fetches it, others wait."""
-        with self._fetching.setdefault((folder, artifact_id), threading.Lock()):
+        with self._looking:
+            fetching = self._fetching.setdefault(self.path(folder, artifact_id), threading.Lock())
+        with fetching:
             if self._is_here(folder, artifact_id):
                 os.utime(self.path(folder, artifact_id) / MANIFEST)  # its last use
             elif (manifest := self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}")) is not None:
@@ -452,8 +456,7 @@ class CachedStore(ArtifactStore):
 
 def _unheld(path: Path) -> bool:
     with contextlib.suppress(OSError), (path / MANIFEST).open("r+b") as manifest:
-        fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        return try_lock(manifest)
     return False
 
 

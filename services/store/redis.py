@@ -323,7 +323,7 @@ class Leases:
         try:
             yield lease.renew
         finally:
-            await finish(asyncio.create_task(lease.end(renewing)))
+            await finish(lease.end(renewing))
 
 
 class WorkLease:
@@ -369,7 +369,7 @@ class WorkLease:
             task.result()
             return ""
         finally:
-            await finish(asyncio.create_task(self.end(task)))
+            await finish(self.end(task))
 
     async def end(self, task: asyncio.Task[None]) -> None:
         """Cancels what needs the lease, and gives it back."""

@@ -280,9 +280,7 @@ class Registry:
         trainers, or a Redis that is silent for longer than the socket waits; give `expected_revision` against those.
         """
         async with self._turns.of(space_id):
-            running = asyncio.create_task(script(keys=keys, args=arguments))
-            await finish(running)
-            return running.result()
+            return await finish(script(keys=keys, args=arguments))
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
         """Waits until a label has moved after `last_id`, or time is up; returns the id to continue from."""

@@ -1,12 +1,16 @@
-"""Small objects of a bucket on a disk: replaced as a whole under the eyes of whoever reads them."""
+"""A bucket on a disk: who reads an object while it is replaced reads it whole; what is absent costs nothing."""
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from services.store.objects import Bucket
+from aeenc import errors
+from services.store.objects import Bucket, CachedStore
 
 KEY = "replicas/one.json"
 
@@ -22,3 +26,22 @@ def test_who_is_reading_an_object_while_it_is_replaced_reads_the_old_one_to_its_
         assert reader.read() == b"the old content"
     assert bucket.read(KEY) == b"the new"
     assert bucket.names("replicas") == ["one.json"], "nothing is left beside it"
+
+
+def test_asking_for_what_nobody_has_leaves_nothing_in_memory(tmp_path: Path):
+    store = CachedStore(tmp_path / "one", Bucket(f"file://{tmp_path / 'remote'}"))
+
+    def ask(ids: Iterable[int]) -> None:
+        for number in ids:
+            with pytest.raises(errors.NotFound):
+                store.open("checkpoints", f"q{number}")
+        gc.collect()
+
+    tracemalloc.start()
+    try:
+        ask(range(50))  # makes what is made once
+        before, _ = tracemalloc.get_traced_memory()
+        ask(range(50, 1050))
+        assert tracemalloc.get_traced_memory()[0] - before < 50_000
+    finally:
+        tracemalloc.stop()

@@ -14,7 +14,6 @@ of it follows there, so that the build goes on at another host. Everything here 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from services.corpus.generation import PREMISES, VECTORS, PremiseRecord, folder_
 from services.index.building.vectors import VectorFile, WrittenVectors, crc32_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, remove_directory
-from services.store.files import Documents, atomic_write, make_directory, sync_directory
+from services.store.files import Documents, atomic_write, make_directory, sync_directory, try_lock
 from services.store.formats import check_format, known_fields
 from services.store.objects import Bucket, CachedStore
 
@@ -443,9 +442,7 @@ def locked(directory: Path, *, make: bool, name: str = LOCK) -> BinaryIO | None:
             return None
         with suppress(FileNotFoundError), ExitStack() as closing:  # swept between two steps
             lock = closing.enter_context((directory / name).open("ab"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(lock):
                 return None
             if os.path.samestat(os.fstat(lock.fileno()), (directory / name).stat()):
                 closing.pop_all()

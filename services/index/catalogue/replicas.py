@@ -28,6 +28,7 @@ from aeenc import errors
 from services.index.values import ReplicaState
 from services.kit import logs
 from services.store.artifacts import ArtifactStore
+from services.store.files import try_lock
 from services.store.formats import check_format, known_fields
 
 log = logs.get(__name__)
@@ -195,9 +196,8 @@ def _is_dead(lock: Path) -> bool:
     """Whether the kernel has taken a process's lock away; False where nobody can tell."""
     try:
         with lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except OSError:  # held, gone, or on a disk without locks
+            return try_lock(file)
+    except OSError:  # gone, or on a disk without locks
         return False
 
 

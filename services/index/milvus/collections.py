@@ -17,7 +17,6 @@ processes of other hosts may still be at a search. Any process drops it; that tw
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import time
 from collections import deque
@@ -40,6 +39,7 @@ from services.index.values import Selection
 from services.kit import logs
 from services.kit.concurrency import cancel_all, every
 from services.store.artifacts import ArtifactStore
+from services.store.files import try_lock
 
 log = logs.get(__name__)
 ORDINAL, VECTOR, SPLIT_KEYS, TAG_KEYS = "ordinal", "vector", "split_keys", "tag_keys"
@@ -123,13 +123,11 @@ class GenerationCollection:
     def _alone(self) -> Iterator[None]:
         """Keeps other processes that share the files from sending; the kernel lets go when a process dies."""
         with self._generation.artifact.file(VECTORS).open("r+b") as vectors:
-            try:
-                fcntl.flock(vectors, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(vectors):
                 raise errors.Unavailable(
                     f"the vectors of generation {self._generation.id} are being sent to Milvus; come back later",
                     retry_after_s=RETRY_AFTER_S,
-                ) from None
+                )
             yield
 
     def _send(self) -> None:

@@ -9,7 +9,6 @@ itself. What the files mean is up to `making.py` and `restoring.py`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -23,7 +22,7 @@ from typing import IO, Any
 
 from aeenc import errors
 from services.store.artifacts import BLOCK_BYTES, FileEntry, copied
-from services.store.files import make_directory, sync_directory
+from services.store.files import make_directory, sync_directory, try_lock
 from services.store.formats import check_format, damage_is_data_loss
 
 FORMAT_VERSION = 1
@@ -83,10 +82,8 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
         make_directory(target.parent)
         lock = target.with_name(f".{target.name}.lock").open("wb")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it") from None
+        if not try_lock(lock):
+            raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it")
         if os.path.lexists(target):
             raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
         try:

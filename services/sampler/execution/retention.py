@@ -61,7 +61,7 @@ class Retention:
                 with contextlib.suppress(errors.NotFound):  # deleted meanwhile
                     record = await self._runs.cycles.get(one.id)
                     parts = (keys for part in self._parts async for keys in part(one.id, record))
-                    size = sum([await self._runs.size_bytes(keys) async for keys in parts])
+                    size = sum([await self._runs.cycles.size_bytes(keys) async for keys in parts])
                     found.append(Garbage(kind="run", id=one.id, reason=one.reason, bytes=size))
             await self._runs.cycles.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
         if not dry_run:

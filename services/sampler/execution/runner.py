@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
-from functools import partial
 
 from aeenc import errors
 from services.kit.concurrency import cancel_all, every, finish
@@ -29,7 +28,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.store.formats import UNREADABLE, NewerFormat
 from services.store.life_cycles import LIVE, State
-from services.store.redis import WorkLease, once_redis_answers
+from services.store.redis import WorkLease
 
 log = get(__name__)
 
@@ -178,7 +177,7 @@ class Runner:
         run_id, oracle = run.id, self._oracles[run.config.oracle]
         log.info("run is worked on", run=run_id, judged=run.progress.nodes_judged)
         # A call that is broken off may hold the generation after CancelRun has released it.
-        await finish(asyncio.create_task(self._holds.hold(run)))
+        await finish(self._holds.hold(run))
         oracle.begin()
         worker = RunWorker(run, lease, self._store, self._nodes, self._retrieval, oracle, self._wave_nodes)
         keeping_up = [asyncio.create_task(self._holds.keep_up(run_id, oracle))] if run.config.live else []
@@ -209,7 +208,6 @@ class Runner:
         if state == "FAILED":
             failed()
         fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
-        ending = partial(self._store.cycles.transition, error=error, owner=self._owner, fields=fields)
-        ended = await once_redis_answers(lambda: ending(run.id, ("RUNNING",), state), self._poll_s)
-        if ended in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor uses the label
+        ending = self._store.cycles.end(run.id, state, self._poll_s, error=error, owner=self._owner, fields=fields)
+        if await ending:  # else a successor uses the label
             await self._holds.drop(run.id)

@@ -176,13 +176,6 @@ class RunStore:
         """Removes keys; Redis frees their memory beside its work."""
         await self._redis.unlink(*keys)
 
-    async def size_bytes(self, keys: Sequence[str]) -> int:
-        """About how much memory keys take."""
-        pipe = self._redis.pipeline(transaction=False)
-        for key in keys:
-            pipe.memory_usage(key)
-        return sum(size or 0 for size in await pipe.execute())
-
     async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[tuple[Entry, Run]]:
         """The events of a run from a sequence number on, each with the run after it, until it has ended."""
         record = await self.cycles.get(run_id)

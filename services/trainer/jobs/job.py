@@ -274,10 +274,8 @@ class JobStore:
 
     async def size_bytes(self, job_id: str) -> int:
         """Tells about how much memory a job takes in Redis."""
-        pipe = self._redis.pipeline(transaction=False)
-        for key in (self._keys.record(job_id), self._keys.events(job_id), self._validation(job_id)):
-            pipe.memory_usage(key)
-        return sum(size or 0 for size in await pipe.execute())
+        own = self._keys
+        return await self.cycles.size_bytes([own.record(job_id), own.events(job_id), self._validation(job_id)])
 
     async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
         """Yields the events of a job from a sequence number on, until it has ended. Raises NotFound."""

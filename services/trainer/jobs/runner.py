@@ -275,7 +275,7 @@ class JobRunner:
             raise JobFailed(describe_exit(ended.result()))
         finally:
             # Shielded from further cancellation: nobody else may use the directory before the child is gone.
-            await finish(asyncio.create_task(child.end()))
+            await finish(child.end())
             await cancel_all([ended])
 
     def _count_end(self, job_id: str, status: int, progress: dict[str, Any]) -> None:
@@ -296,17 +296,16 @@ class JobRunner:
             if answer != "OK":
                 raise JobStopped
 
-    async def _end(self, job_id: str, state: State, *, error: str = "", version: str = "") -> str:
+    async def _end(self, job_id: str, state: State, *, error: str = "", version: str = "") -> None:
         log.info("job ended", job=job_id, state=state, error=error, version=version)
         if state == "FAILED":
             failed()
-        ending = partial(self._store.transition, error=error, version=version, owner=self._owner)
-        answer = await once_redis_answers(lambda: ending(job_id, ("RUNNING",), state), self._poll_s)
-        if answer in {"OK", state}:  # the second by an attempt whose answer was lost; else a successor needs the hold
+        fields = {"version": version}
+        ending = self._store.cycles.end(job_id, state, self._poll_s, error=error, owner=self._owner, fields=fields)
+        if await ending:  # else a successor needs the hold
             await self._holds.release(job_id)
             if state == "SUCCEEDED":  # it is never resumed
                 await run_in_thread(shutil.rmtree, self._jobs_dir / job_id, ignore_errors=True)
-        return answer
 
 
 def _reason(job_id: str, error: Exception) -> str:

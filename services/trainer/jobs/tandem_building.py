@@ -6,7 +6,6 @@ own label, removed once the generation is built. Nothing that serves changes.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -87,7 +86,7 @@ class TandemBuilder:
             log.info("tandem built", job=job.id, version=version, generation=generation.id, space=space_id)
             return tandem
         finally:
-            await finish(asyncio.create_task(self._close(space_id, name)))
+            await finish(self._close(space_id, name))
 
     async def sweep(self) -> None:
         """Removes labels that killed trainers have left, of jobs that have ended or were deleted since."""

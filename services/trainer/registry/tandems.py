@@ -177,12 +177,12 @@ class TandemPublisher:
                 if compared is not None:
                     await self._check_unmoved(before.space_id, compared)
                 await self._registry.requests.record(request, {"to": tandem.generation, "answer": answer})
-                await finish(asyncio.create_task(self._activate(tandem.corpus, tandem.generation, before.id)))
+                await finish(self._activate(tandem.corpus, tandem.generation, before.id))
                 if compared is not None:
                     await self._check_still_unmoved(tandem, before, compared)
             except BaseException:
                 if moving.exception() is None:
-                    await finish(asyncio.create_task(self._undo(tandem, named, moving.result())))
+                    await finish(self._undo(tandem, named, moving.result()))
                 raise
             log.info("tandem published", version=tandem.version, corpus=tandem.corpus, generation=tandem.generation)
             await self._await_indexes(tandem.corpus, wait_s)
@@ -214,7 +214,7 @@ class TandemPublisher:
             await self._registry.requests.record(request, {"from": active.id, "to": tandem.replaces})
             row = await self._stable_of(tandem.replaces_space)
             done = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
-            await finish(asyncio.create_task(self._activate(corpus, tandem.replaces, active.id)))
+            await finish(self._activate(corpus, tandem.replaces, active.id))
             await self._await_indexes(corpus, wait_s)
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return replace(done, generation=tandem.replaces)
@@ -264,8 +264,7 @@ class TandemPublisher:
             await self._check_unmoved(before.space_id, revision)
         except errors.Aborted:
             if before.id:
-                going_back = self._activate(tandem.corpus, before.id, tandem.generation)
-                await finish(asyncio.create_task(going_back))
+                await finish(self._activate(tandem.corpus, before.id, tandem.generation))
             raise
 
     async def _activate(self, corpus: str, generation: str, expected: str) -> None:
