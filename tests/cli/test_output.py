@@ -6,13 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.text import Text
 
-from aeenc import errors
-from aeenc.cli.output import Output, table
+from aeenc import errors, values
+from aeenc.cli.output import Output, fields_of, table
 
 FACT = "ice \x1b[31mred \x1b]0;owned\x07 \x9b2J \u202egnorw\u202c \x00 \x7f end"
 OBEYED = ("\x1b", "\x07", "\x9b", "\u202e", "\x00", "\x7f")
@@ -79,3 +81,17 @@ def test_however_narrow_the_terminal_ids_are_whole_and_nothing_else_vanishes(
     cells = [line.split("\u2502")[2].strip() for line in told.splitlines() if "\u2502" in line]
     assert " ".join(cells).split() == row[1].split()
     assert all(len(line) <= max(width, 66) for line in told.splitlines())
+
+
+def test_a_field_is_printed_as_what_json_has():
+    at = datetime(2026, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
+    one = SimpleNamespace(
+        kappa=float("nan"), share=0.5, ids=("a", "b"), at=at, work=SimpleNamespace(state=values.WorkState.FAILED)
+    )
+    assert fields_of(one, "kappa", "share", "ids", "at", "end=work.state") == {
+        "kappa": None,
+        "share": 0.5,
+        "ids": ["a", "b"],
+        "at": "2026-03-01T12:00:00+00:00",
+        "end": "failed",
+    }

@@ -22,6 +22,7 @@ from aeenc.cli.output import (
     Output,
     Visible,
     comparison_dict,
+    fields_of,
     fields_table,
     outcome_words,
     output_of,
@@ -115,13 +116,8 @@ def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
         "generation": moved.generation,
         **({"gate": _gate_dict(moved)} if isinstance(moved, values.Publication) else {}),
         "rollouts": [
-            {
-                "instance": rollout.instance,
-                "revision": rollout.label.revision,
-                "ok": rollout.ok,
-                "reason": rollout.reason,
-                "lag": _lag(rollout, label.revision),
-            }
+            fields_of(rollout, "instance", "revision=label.revision", "ok", "reason")
+            | {"lag": _lag(rollout, label.revision)}
             for rollout in moved.rollouts
         ],
     }
@@ -244,15 +240,8 @@ def labels(context: typer.Context) -> None:
 
 
 def _label_dict(label: values.Label) -> dict[str, Any]:
-    return {
-        "label": label.name,
-        "versions": list(label.versions),
-        "previous_versions": list(label.previous_versions),
-        "revision": label.revision,
-        "space_id": label.space_id,
-        "share": label.share,
-        "precision": label.precision.name.lower(),
-    }
+    versions = ("versions", "previous_versions", "revision")
+    return fields_of(label, "label=name", *versions, "space_id", "share", "precision")
 
 
 def delete_label(
@@ -268,14 +257,7 @@ def delete_label(
 
 def checkpoint_dict(checkpoint: values.Checkpoint) -> dict[str, Any]:
     """Reads a checkpoint: its version, space, labels, quality and size."""
-    return {
-        "version": checkpoint.version,
-        "space_id": checkpoint.space_id,
-        "labels": list(checkpoint.labels),
-        "job": checkpoint.job_id,
-        "validation_map": checkpoint.validation_map,
-        "bytes": checkpoint.size_bytes,
-    }
+    return fields_of(checkpoint, "version", "space_id", "labels", "job=job_id", "validation_map", "bytes=size_bytes")
 
 
 def _figures(checkpoint: dict[str, Any]) -> tuple[str, str]:
@@ -317,16 +299,8 @@ def _generation_row(one: values.Generation) -> tuple[str, ...]:
 
 
 def _generation_dict(one: values.Generation) -> dict[str, Any]:
-    return {
-        "corpus": one.corpus,
-        "generation": one.id,
-        "premises": one.premises,
-        "active": one.active,
-        "space_id": one.space_id,
-        "created_at": one.created_at.isoformat(timespec="seconds"),
-        "bytes": one.size_bytes,
-        "held_by": list(one.held_by),
-    }
+    place = ("corpus", "generation=id", "premises", "active", "space_id")
+    return fields_of(one, *place, "created_at", "bytes=size_bytes", "held_by")
 
 
 Generation = Annotated[str, typer.Argument(help="The generation; `aeenc corpus list NAME` lists them.")]
@@ -377,7 +351,7 @@ def gc(
     with client(context) as connected:
         services = (connected.sampler, connected.trainer)
         found = [one for service in services for one in service.collect_garbage(dry_run=dry_run)]
-    garbage = [{"kind": one.kind, "id": one.id, "reason": one.reason, "bytes": one.bytes} for one in found]
+    garbage = [fields_of(one, "kind", "id", "reason", "bytes") for one in found]
     total = sum(one.bytes for one in found)
     rows = [(one.kind, one.id, one.reason, f"{one.bytes:,}") for one in found]
     done = "would be removed" if dry_run else "removed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from aeenc.cli.options import taking
 from aeenc.cli.oracle import Place, Remote, RemoteToken, place_of, remote_oracle
-from aeenc.cli.output import output_of
+from aeenc.cli.output import fields_of, output_of
 from aeenc.errors import InvalidArgument
 from aeenc.oracles.agreement import GoldAgreement, GoldTask, agreement_with_gold, gold_tasks
 from aeenc.oracles.ledger import Budget
@@ -139,7 +138,7 @@ def check(
     tasks = gold_tasks(Dataset.load(trees), split, count=queries, candidates=candidates, seed=seed)
     oracle = model or remote_oracle(context, remote or "", remote_token)
     agreement, cost = asyncio.run(_measured(oracle, tasks))
-    figures = {name: _shown(getattr(agreement, name)) for name in _FIGURES}
+    figures = fields_of(agreement, *_FIGURES)
     lines = [f"{_FIGURES[name]:<44}{'none' if value is None else f'{value:.3f}'}" for name, value in figures.items()]
     lines += [f"{name.replace('_', ' '):<44}{value:g}" for name, value in cost.items()]
     invalid = dict(oracle.invalid) if isinstance(oracle, LanguageModelOracle) else {}
@@ -176,7 +175,3 @@ def _invalid(oracle: RemoteOracle | LanguageModelOracle) -> list[str]:
 
 def _spent(oracle: RemoteOracle | LanguageModelOracle) -> dict[str, float]:
     return asdict(oracle.usage) if isinstance(oracle, LanguageModelOracle) else {}
-
-
-def _shown(value: float) -> float | None:
-    return None if math.isnan(value) else value

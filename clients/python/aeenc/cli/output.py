@@ -6,11 +6,14 @@ Only results go to stdout. With --json, notes and errors go to stderr, one JSON 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -196,6 +199,25 @@ def fields_table(values: Mapping[str, Any]) -> Table:
     return made
 
 
+def fields_of(value: object, *fields: str) -> dict[str, Any]:
+    """Reads fields of a value as plain ones: `name`, or `other name=path.to.field`.
+
+    An enum becomes its name in lower case, a tuple a list, a time its ISO text; NaN, which JSON lacks, None.
+    """
+    paths = [(name, path or name) for name, _, path in (field.partition("=") for field in fields)]
+    return {name: _plain(attrgetter(path)(value)) for name, path in paths}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds")
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def shown_time(at: datetime) -> str:
     """Writes a point in time for a person: to the second, by this machine's clock."""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
@@ -211,15 +233,8 @@ _OUTCOMES = {"better": "better", "no_difference": "no difference shown", "worse"
 
 def comparison_dict(compared: values.GateComparison) -> dict[str, Any]:
     """Converts what a version was compared with to plain values."""
-    return {
-        "version": compared.version,
-        "queries": compared.queries,
-        "candidate_map": compared.candidate_map,
-        "version_map": compared.version_map,
-        "p_value": compared.p_value,
-        "p_better": compared.p_better,
-        "outcome": compared.outcome.name.lower(),
-    }
+    figures = ("candidate_map", "version_map", "p_value", "p_better")
+    return fields_of(compared, "version", "queries", *figures, "outcome")
 
 
 def outcome_words(compared: Mapping[str, Any]) -> str:

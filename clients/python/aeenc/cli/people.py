@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from aeenc import values
-from aeenc.cli.output import fields_table, output_of, shown_time, table
+from aeenc.cli.output import fields_of, fields_table, output_of, shown_time, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Verdict
@@ -38,7 +38,7 @@ def queues(
         found = connected.people.list_queues(name)
     columns = ["waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour"]
     rows = [
-        {"queue": queue.name, "run": run, **{column: getattr(counts, column) for column in columns}}
+        {"queue": queue.name, "run": run, **fields_of(counts, *columns)}
         for queue in found
         for run, counts in [("", queue.total), *((one.run_id, one) for one in queue.runs)]
     ]
@@ -83,13 +83,8 @@ def tree(
                 drawn[node.node_id].add(Text(f"{premise.text}{'  [leaf]' if premise.leaf else ''}"))
     nodes = [
         {
-            "node": node.node_id,
-            "parent": node.parent_id,
-            "text": node.text,
-            "author": node.author,
-            "state": node.state.name.lower(),
-            "task": node.task_id,
-            "accepted": [{"id": one.premise_id, "text": one.text, "leaf": one.leaf} for one in node.accepted],
+            **fields_of(node, "node=node_id", "parent=parent_id", "text", "author", "state", "task=task_id"),
+            "accepted": [fields_of(one, "id=premise_id", "text", "leaf") for one in node.accepted],
             "holders": list(node.holders),
             "answers": [_answer_dict(answer) for answer in node.answers],
         }
@@ -150,15 +145,8 @@ def agreement(context: typer.Context, run: RunId) -> None:
     """Tells how far the annotators of a run agree, and how they did on control items."""
     with client(context) as connected:
         found = connected.people.get_agreement(run)
-    figures = {
-        "cohen_kappa": _number(found.cohen_kappa),
-        "fleiss_kappa": _number(found.fleiss_kappa),
-        "krippendorff_alpha": _number(found.krippendorff_alpha),
-        "positive_agreement": _number(found.positive_agreement),
-        "edge_f1": _number(found.edge_f1),
-        "candidates": found.candidates,
-        "annotators": found.annotators,
-    }
+    measures = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "positive_agreement", "edge_f1")
+    figures = fields_of(found, *measures, "candidates", "annotators")
     # Without two answers to one task there are neither, while the table below has those who answered.
     renamed = {"candidates": "candidates_in_common", "annotators": "annotators_compared"}
     common = {renamed.get(name, name): figure for name, figure in figures.items()}
@@ -218,12 +206,7 @@ def _change_dict(change: values.TaskEvent) -> dict[str, Any]:
     verdicts = (*answer.verdicts, *answer.additions) if answer else ()
     overlap = f"overlap {change.overlap}" if change.overlap else ""
     return {
-        "seq": change.seq,
-        "at": change.at.isoformat(timespec="seconds"),
-        "change": change.kind.name.lower(),
-        "person": change.person,
-        "task": change.task_id,
-        "query": change.query,
+        **fields_of(change, "seq", "at", "change=kind", "person", "task=task_id", "query"),
         "detail": change.reason or overlap or change.model_version or (answer.note if answer else ""),
         "answer": answer.answer_id if answer else "",
         "former_answer": change.former_answer_id,
@@ -269,30 +252,23 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
 
 def _answer_dict(answer: values.Answer) -> dict[str, Any]:
     return {
-        "answer": answer.answer_id,
-        "annotator": answer.annotator,
-        "late": answer.late,
+        **fields_of(answer, "answer=answer_id", "annotator", "late"),
         "in_sight_ms": {one.premise_id: one.in_sight_ms for one in answer.verdicts if one.in_sight_ms},
-        "additions": [{"id": one.premise_id, "text": one.text} for one in answer.additions],
-        "written": list(answer.written),
-        "intermediates": list(answer.intermediates),
-        "inference": answer.inference,
+        "additions": [fields_of(one, "id=premise_id", "text") for one in answer.additions],
+        **fields_of(answer, "written", "intermediates", "inference"),
         "alternatives": [list(one.premise_ids) for one in answer.alternatives],
         "node_verdict": "" if not answer.node_verdict else answer.node_verdict.name.lower(),
     }
 
 
 def _report_dict(report: values.AnnotatorReport, names: Sequence[str]) -> dict[str, Any]:
-    agrees = {name: _number(figure) for name, figure in zip(names, report.positive_agreement, strict=False)}
+    agrees = zip(names, report.positive_agreement, strict=False)
     return {
-        "annotator": report.annotator,
-        "answers": report.answers,
-        "last_hour": report.answers_hour,
-        "late": report.late,
+        **fields_of(report, "annotator", "answers", "last_hour=answers_hour", "late"),
         "controls_right": f"{report.control_correct} of {report.control_verdicts}",
         "median_s": round(report.median_elapsed.total_seconds(), 1),
         "refused": "" if math.isnan(report.refused_share) else f"{report.refused_share:.0%}",
-        "agrees_with": {name: figure for name, figure in agrees.items() if figure is not None},
+        "agrees_with": {name: figure for name, figure in agrees if not math.isnan(figure)},
     }
 
 
@@ -307,8 +283,3 @@ def _control_dict(control: values.ControlReport) -> dict[str, Any]:
 
 def _word(verdict: values.Verdict) -> str:
     return verdict.judgement.name.lower().replace("_", " ")
-
-
-def _number(figure: float) -> float | None:
-    """Returns None for NaN, which JSON lacks."""
-    return None if math.isnan(figure) else figure

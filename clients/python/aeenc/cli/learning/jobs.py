@@ -14,7 +14,16 @@ from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
 from aeenc.cli.options import taking
-from aeenc.cli.output import Output, comparison_dict, fields_table, outcome_words, output_of, shown_time, table
+from aeenc.cli.output import (
+    Output,
+    comparison_dict,
+    fields_of,
+    fields_table,
+    outcome_words,
+    output_of,
+    shown_time,
+    table,
+)
 from aeenc.cli.targets import client
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import gold_of, load_data
@@ -88,20 +97,11 @@ def job_dict(job: values.Job) -> dict[str, Any]:
     """Converts a job to plain values: id, state, checkpoint, and counts."""
     progress = job.progress
     told = {
-        "runs": list(job.config.run_ids),
-        "data_sets": list(job.config.data_sets),
-        "version": job.version,
-        "epochs": progress.epochs_done,
-        "steps": progress.steps_done,
-        "loss": progress.loss,
+        **fields_of(job, "runs=config.run_ids", "data_sets=config.data_sets", "version"),
+        **fields_of(progress, "epochs=epochs_done", "steps=steps_done", "loss"),
         "validation_map": progress.best_validation_map or None,  # 0: no epoch was measured
         "gain": comparison_dict(progress.gain) if progress.gain.outcome else None,
-        "queries": progress.queries,
-        "positives": progress.positives,
-        "negatives": progress.negatives,
-        "dropped": progress.dropped,
-        "skipped": progress.skipped,
-        "outside": progress.outside,
+        **fields_of(progress, "queries", "positives", "negatives", "dropped", "skipped", "outside"),
     }
     return work_dict("job", job, told)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from aeenc import values
-from aeenc.cli.output import table
+from aeenc.cli.output import fields_of, table
 from aeenc.evaluation.graded import LENGTHS, Gain, grade_text
 from aeenc.evaluation.metrics import METRIC_FIELDS
 from aeenc.evaluation.strata import Stratum
@@ -27,11 +27,7 @@ def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
     told: dict[str, Any] = {
         "strict": metrics_dict(report.strict),
         **({"paper": metrics_dict(report.paper)} if report.paper is not None else {}),
-        "candidates": report.candidates,
-        "queries": report.queries,
-        "pairs": report.pairs,
-        "model_version": report.model_version,
-        "generation": report.generation,
+        **fields_of(report, "candidates", "queries", "pairs", "model_version", "generation"),
     }
     if report.rerank_versions:
         told["rerank_versions"] = report.rerank_versions
@@ -133,10 +129,5 @@ def _part_dict(part: values.EvaluationPart) -> dict[str, Any]:
 
 
 def _tree_dict(level: values.TreeMetrics) -> dict[str, Any]:
-    return {
-        "Recall@25": level.recall_at_25,
-        "Recall@25 micro": level.recall_at_25_micro,
-        "AllCorrect@25": level.all_correct_at_25,
-        "trees": level.trees,
-        "leaves": level.leaves,
-    }
+    shares = ("Recall@25=recall_at_25", "Recall@25 micro=recall_at_25_micro", "AllCorrect@25=all_correct_at_25")
+    return fields_of(level, *shares, "trees", "leaves")

@@ -10,7 +10,7 @@ import typer
 from aeenc import Client, values
 from aeenc.adapters.facts import path_of, read_facts
 from aeenc.cli.corpus import LAYOUTS, FileFormat, IdColumn, TextColumn, ensure_corpus
-from aeenc.cli.output import EndedBadly, Output, fields_table, lasted_s, output_of
+from aeenc.cli.output import EndedBadly, Output, fields_of, fields_table, lasted_s, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import Source, accessible_of, load_data
@@ -50,22 +50,9 @@ def check_end(kind: str, result: dict[str, Any]) -> None:
 
 def run_dict(run: values.Run) -> dict[str, Any]:
     """Converts a run to plain values: id, state, what it explains by whom, model and generation, and counts."""
-    progress = run.progress
-    told = {
-        "oracle": run.config.oracle,
-        "split": run.config.split,
-        "model_version": run.model_version,
-        "generation": run.generation,
-        "trees": progress.trees,
-        "trees_done": progress.trees_done,
-        "nodes_judged": progress.nodes_judged,
-        "nodes_failed": progress.nodes_failed,
-        "judgements": progress.judgements,
-        "positives": progress.positives,
-        "negatives": progress.negatives,
-        "skipped": progress.skipped,
-    }
-    return work_dict("run", run, told)
+    told = fields_of(run, "oracle=config.oracle", "split=config.split", "model_version", "generation")
+    counts = ("trees", "trees_done", "nodes_judged", "nodes_failed", "judgements", "positives", "negatives", "skipped")
+    return work_dict("run", run, told | fields_of(run.progress, *counts))
 
 
 def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
