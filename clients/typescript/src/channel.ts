@@ -74,7 +74,7 @@ export class Channel implements Transport {
       try {
         return await this.#inner.unary(method, signal, leftMs, headers, message);
       } catch (error) {
-        const failure = AeencError.from(error, this.target, budgetMs);
+        const failure = this.#explained(error, signal, budgetMs);
         const pauseMs = (failure.retryAfterMs ?? FIRST_PAUSE_MS * 2 ** attempt) * (0.8 + 0.4 * Math.random());
         const isLast = !failure.isTransient || attempt >= RETRIES || pauseMs > deadline - performance.now();
         if (isLast || signal?.aborted) throw failure;
@@ -92,7 +92,7 @@ export class Channel implements Transport {
     input: AsyncIterable<MessageInitShape<I>>,
   ): Promise<StreamResponse<I, O>> {
     const limitMs = timeoutMs ?? (method.methodKind === "client_streaming" ? this.options.timeoutMs : undefined);
-    const translate = (error: unknown) => AeencError.from(error, this.target, limitMs);
+    const translate = (error: unknown) => this.#explained(error, signal, limitMs);
     try {
       const response = await this.#inner.stream(method, signal, limitMs, this.#headers(header), input);
       return { ...response, message: translated(response.message, translate) };
@@ -105,6 +105,14 @@ export class Channel implements Transport {
   close(): void {
     this.#isClosed = true;
     this.#sessions.abort();
+  }
+
+  /** What a call has raised. One that is cancelled, but not by us, was dropped before a service saw it. */
+  #explained(error: unknown, signal: AbortSignal | undefined, limitMs: number | undefined): AeencError {
+    const failure = AeencError.from(error, this.target, limitMs);
+    if (failure.code !== "CANCELLED" || failure.requestId || signal?.aborted || this.#isClosed) return failure;
+    const message = `${this.target} has dropped the call, as a server with too many does; try later`;
+    return new AeencError("UNAVAILABLE", message, { cause: error });
   }
 
   #headers(given: HeadersInit | undefined): Headers {
