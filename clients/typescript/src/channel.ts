@@ -107,12 +107,19 @@ export class Channel implements Transport {
     this.#sessions.abort();
   }
 
-  /** What a call has raised. One that is cancelled, but not by us, was dropped before a service saw it. */
+  /** What a call has raised, with what gRPC itself reports in our words. */
   #explained(error: unknown, signal: AbortSignal | undefined, limitMs: number | undefined): AeencError {
     const failure = AeencError.from(error, this.target, limitMs);
-    if (failure.code !== "CANCELLED" || failure.requestId || signal?.aborted || this.#isClosed) return failure;
-    const message = `${this.target} has dropped the call, as a server with too many does; try later`;
-    return new AeencError("UNAVAILABLE", message, { cause: error });
+    if (failure.requestId || signal?.aborted || this.#isClosed) return failure;
+    if (failure.code === "CANCELLED") {
+      const message = `${this.target} has dropped the call, as a server with too many does; try later`;
+      return new AeencError("UNAVAILABLE", message, { cause: error });
+    }
+    if (failure.code === "RESOURCE_EXHAUSTED" && failure.message.includes("larger than max")) {
+      const message = `a message to or from ${this.target} is too large (${failure.message}); split the call`;
+      return new AeencError("INVALID_ARGUMENT", message, { reason: "OVER_LIMIT", cause: error });
+    }
+    return failure;
   }
 
   #headers(given: HeadersInit | undefined): Headers {

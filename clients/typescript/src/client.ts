@@ -7,11 +7,11 @@ import { timestampDate } from "@bufbuild/protobuf/wkt";
 import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
 import { Channel } from "./channel.js";
 import { AeencError } from "./errors.js";
-import { listOf, pick, refuse, refuseOdd } from "./inputs.js";
+import { listOf, objectOf, pick, refuse, refuseOdd } from "./inputs.js";
 import { EncoderService } from "./gen/aeenc/v1/encoder_pb.js";
 import { FusionMethod, IndexService, RetrieveMode, RetrieveRequestSchema } from "./gen/aeenc/v1/index_pb.js";
 import { PeopleService } from "./gen/aeenc/v1/people_pb.js";
-import { HypothesisSchema, type Run, RunConfigSchema, SamplerService } from "./gen/aeenc/v1/sampler_pb.js";
+import { HypothesisSchema, type Run, RunConfigSchema, SamplerService, WatchRunRequestSchema } from "./gen/aeenc/v1/sampler_pb.js";
 import { TrainerService } from "./gen/aeenc/v1/trainer_pb.js";
 import { Precision, Truncate } from "./gen/aeenc/v1/types_pb.js";
 import { type ConnectOptions, findTargets, type ServiceName, type Targets } from "./targets.js";
@@ -113,6 +113,8 @@ export interface Retrieved {
   rerankVersions: string[];
   /** The splits asked for that no premise of the generation has. */
   unknownSplits: string[];
+  /** The tags asked for that no premise of the generation has. */
+  unknownTags: string[];
 }
 
 /** One event of a run; `run` is its state after the event. */
@@ -144,6 +146,8 @@ export class Client {
   constructor(options: ConnectOptions = {}) {
     this.#targets = findTargets(options);
     this.#timeoutMs = options.timeoutMs ?? this.#targets.timeoutMs;
+    const isTime = this.#timeoutMs > 0 && Number.isFinite(this.#timeoutMs);
+    if (!isTime) refuse("timeoutMs", this.#timeoutMs, "give milliseconds above 0");
     this.encoder = this.service(EncoderService);
     this.index = this.service(IndexService);
     this.people = this.service(PeopleService);
@@ -178,6 +182,7 @@ export class Client {
       listOf(name, given);
     }
     accepted.forEach((ids, place) => listOf(`accepted[${place}]`, ids));
+    if (fusion !== undefined) objectOf("fusion", fusion);
     if (typeof truncate !== "boolean") refuse("truncate", truncate, "give true or false");
     if (label !== undefined && typeof label !== "string") refuse("label", label, "give text");
     if (version !== undefined && typeof version !== "string") refuse("version", version, "give text");
@@ -223,6 +228,7 @@ export class Client {
       exact: response.exact,
       rerankVersions: response.rerankVersions,
       unknownSplits: response.unknownSplits,
+      unknownTags: response.unknownTags,
     };
   }
 
@@ -268,6 +274,8 @@ export class Client {
     options: { fromSeq?: number; signal?: AbortSignal } = {},
   ): AsyncGenerator<RunEvent, void, undefined> {
     let next = options.fromSeq ?? 1;
+    if (!Number.isSafeInteger(next)) refuse("fromSeq", next, "give a whole number");
+    refuseOdd(WatchRunRequestSchema, { runId, fromSeq: BigInt(next) });
     let brokenAt: number | undefined;
     for (;;) {
       try {
@@ -282,7 +290,8 @@ export class Client {
         brokenAt ??= performance.now();
         const isAway = error instanceof AeencError && error.isTransient;
         if (!isAway || performance.now() - brokenAt > this.#timeoutMs) throw error;
-        await sleep(PAUSE_MS, undefined, { signal: options.signal });
+        const pauseMs = Math.max(PAUSE_MS, error.retryAfterMs ?? 0) * (0.8 + 0.4 * Math.random());
+        await sleep(pauseMs, undefined, { signal: options.signal }).catch(() => Promise.reject(error));
       }
     }
   }

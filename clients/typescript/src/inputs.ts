@@ -27,18 +27,17 @@ function refuseValue(field: DescField, value: unknown, name: string, names: Read
   if (field.fieldKind === "list") {
     listOf(name, value).forEach((one, place) => {
       const part = names[name] ?? `${name}[${place}]`;
-      if (message && (typeof one !== "object" || !one)) refuse(part, one, "give an object");
-      if (message) refuseOdd(message, one as object, names);
+      if (message) refuseOdd(message, objectOf(part, one), names);
       else if (field.listKind === "scalar") refuseScalar(field.scalar, one, part);
     });
   } else if (field.fieldKind === "map") {
-    for (const [key, one] of Object.entries(value as object)) {
+    for (const [key, one] of Object.entries(objectOf(name, value))) {
       if (field.mapKind === "scalar") refuseScalar(field.scalar, one, `${name}.${key}`);
     }
   } else if (field.fieldKind === "scalar") {
     refuseScalar(field.scalar, value, name);
-  } else if (message && typeof value === "object" && value) {
-    refuseOdd(message, value, names);
+  } else if (message) {
+    refuseOdd(message, objectOf(name, value), names);
   }
 }
 
@@ -67,6 +66,11 @@ export function listOf(name: string, given: unknown): readonly unknown[] {
   return given;
 }
 
+/** Returns an object. Throws INVALID_ARGUMENT for anything else. */
+export function objectOf(name: string, given: unknown): object {
+  return typeof given === "object" && given ? given : refuse(name, given, "give an object");
+}
+
 /** Returns what a name stands for. Throws INVALID_ARGUMENT for an unknown one. */
 export function pick<T>(field: string, table: Readonly<Record<string, T>>, name: unknown): T {
   const found = typeof name === "string" && Object.hasOwn(table, name) ? table[name] : undefined;
@@ -74,6 +78,6 @@ export function pick<T>(field: string, table: Readonly<Record<string, T>>, name:
 }
 
 export function refuse(name: string, value: unknown, remedy: string): never {
-  const shown = typeof value === "bigint" ? `${value}` : `${JSON.stringify(value) ?? typeof value}`;
+  const shown = ["bigint", "number"].includes(typeof value) ? `${value}` : `${JSON.stringify(value) ?? typeof value}`;
   throw new AeencError("INVALID_ARGUMENT", `${name}: is ${shown.slice(0, 60)}; ${remedy}`);
 }

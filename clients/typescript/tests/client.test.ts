@@ -10,7 +10,7 @@ import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { AeencError, connect, serveOracle, type Client } from "aeenc";
+import { AeencError, connect, serveOracle, type Client, type RetrieveOptions, type RunOptions } from "aeenc";
 import { IndexAdminService, IndexService, type RetrieveRequest } from "aeenc/v1/index";
 import { PeopleService } from "aeenc/v1/people";
 import { SamplerService } from "aeenc/v1/sampler";
@@ -76,7 +76,7 @@ describe("before a server that fails on demand", () => {
             asked.push(request);
             note(context);
             if (texts[0] === "slow") await new Promise((resolve) => context.signal.addEventListener("abort", resolve));
-            return { results: texts.map((text) => ({ premises: [{ premise: { id: "p", text }, score: 0.5 }] })), generation: "g" };
+            return { results: texts.map((text) => ({ premises: [{ premise: { id: "p", text }, score: 0.5 }] })), generation: "g", unknownTags: ["phisics"] };
           },
         });
         router.service(IndexAdminService, {
@@ -141,9 +141,10 @@ describe("before a server that fails on demand", () => {
     calls = [];
     const codes = [Code.ResourceExhausted, Code.Unavailable, Code.Canceled]; // the last: dropped by a server's gRPC
     failures = codes.map((code) => new ConnectError("", code));
-    const { results, generation } = await client.retrieve("science", ["text"]);
+    const { results, generation, unknownTags } = await client.retrieve("science", ["text"]);
     assert.deepEqual(results, [[{ id: "p", text: "text", score: 0.5 }]]);
     assert.equal(generation, "g");
+    assert.deepEqual(unknownTags, ["phisics"]);
     assert.equal(calls.length, 4);
     assert.equal(new Set(calls.map((call) => call.requestHeader.get("x-request-id"))).size, 1);
     assert.equal(calls[0].requestHeader.get("authorization"), "Bearer common");
@@ -154,6 +155,31 @@ describe("before a server that fails on demand", () => {
     failures = [new ConnectError("unknown corpus", Code.NotFound)];
     await assert.rejects(client.retrieve("nope", ["text"]), failsWith("NOT_FOUND"));
     assert.equal(calls.length, 1);
+  });
+
+  test("a message that is too large for gRPC is not sent again", async () => {
+    calls = [];
+    failures = [new ConnectError("Received message larger than max (5 vs. 4)", Code.ResourceExhausted)];
+    const refusal = { code: "INVALID_ARGUMENT", reason: "OVER_LIMIT", message: /5 vs\. 4.*; split the call/ };
+    await assert.rejects(client.retrieve("science", ["text"]), refusal);
+    assert.equal(calls.length, 1);
+  });
+
+  test("what is no object, no sequence number and no time is refused by name", async () => {
+    const fusion = "reciprocal_rank" as unknown as RetrieveOptions["fusion"];
+    await assert.rejects(client.retrieve("science", ["text"], { mode: "hybrid", fusion }), /fusion: is "reciprocal_rank"; give an object/);
+    await assert.rejects(client.watchRun("r", { fromSeq: 1.5 }).next(), /fromSeq: is 1\.5; give a whole number/);
+    const model = "stable" as unknown as RunOptions["model"];
+    await assert.rejects(client.startRun([], { corpus: "science", oracle: "o", model }), /model: is "stable"; give an object/);
+    assert.throws(() => connect({ timeoutMs: NaN }), /timeoutMs: is NaN; give milliseconds above 0/);
+  });
+
+  test("a watch that is aborted while it waits for the sampler says why it waited", async () => {
+    const caller = new AbortController();
+    const watch = client.watchRun("r", { fromSeq: 1, signal: caller.signal });
+    await watch.next(); // the next event is an error, and then a pause
+    setTimeout(() => caller.abort(), 100);
+    await assert.rejects(watch.next(), failsWith("UNAVAILABLE"));
   });
 
   test("a call that changes something repeats itself under one id of its own, with the admin token", async () => {
@@ -197,6 +223,7 @@ describe("before a server that fails on demand", () => {
   });
 
   test("a watch goes on after the last event that it has seen", async () => {
+    froms.length = 0;
     const seen: number[] = [];
     for await (const { seq } of client.watchRun("r")) seen.push(seq);
     assert.deepEqual(seen, [1, 2, 3]);
