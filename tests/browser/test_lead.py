@@ -195,6 +195,24 @@ async def test_disputes_are_decided_by_keys_alone_and_again_until_they_stand(ben
         assert await first.count() == 0
 
 
+async def test_a_decision_speaks_of_what_is_still_disputed_alone(bench: Any) -> None:
+    async with bench(overlap=2, policy="adjudicate") as at:
+        run_id = await disputed(at, "hypothesis 0")
+        [task] = [one async for one in at.people.list_tasks(run_id)]
+        first, second = task.conflicts
+        page = await at.window("lea", "adjudicator")
+        dispute = page.get_by_role("region", name="Disputed: hypothesis 0")
+        for row in (0, 1):
+            await dispute.get_by_role("group").nth(row).get_by_role("button", name="Accept").click()
+        [by_ann] = [one for one in task.answers if one.annotator == "ann"]
+        await at.people.amend(by_ann.answer_id, {first: REFUSES}, "ann")
+        await dispute.get_by_role("group").nth(1).wait_for(state="detached")
+        async with page.expect_request("**/api/adjudicate") as sent:
+            await dispute.get_by_role("button", name="Decide").click()
+        assert (await sent.value).post_data_json["verdicts"] == {second: "explains"}
+        await dispute.wait_for(state="detached")
+
+
 async def test_each_person_is_set_beside_what_was_decided(bench: Any) -> None:
     async with bench(overlap=2, policy="adjudicate", undo_s=0.0) as at:
         await disputed(at, "hypothesis 0")

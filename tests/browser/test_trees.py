@@ -184,6 +184,26 @@ async def test_a_task_that_comes_late_waits_while_an_earlier_answer_is_open(benc
         await shown(page, "hypothesis 1")
 
 
+async def test_an_answer_that_comes_after_its_dialog_was_closed_opens_nothing(bench: Any) -> None:
+    async with bench(undo_s=0.0) as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        [lease] = await at.people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
+        await at.people.submit(lease, [lease.task.candidates[0].premise.id])
+        page = await at.window("ann")
+        await shown(page, "hypothesis 1")
+        release = held(page, "**/answers")
+        await page.held
+        await page.goto(f"{at.url}/#annotate/{run_id}/{lease.task.task_id}")
+        await page.get_by_role("dialog", name="Your answers").wait_for()
+        await page.keyboard.press("Escape")
+        await page.get_by_role("dialog", name="Your answers").wait_for(state="detached")
+        async with page.expect_response("**/answers"):
+            await release()
+        await page.wait_for_timeout(300)
+        assert await page.get_by_text("You are changing").count() == 0
+        await shown(page, "hypothesis 1")
+
+
 async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_nothing_by_itself(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         at.world.index.suffix = " and so on" * 40

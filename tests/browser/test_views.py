@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from aeenc_workbench.sign_in import Person
-from browser.test_annotate import read
+from browser.test_annotate import not_explainable, read
 from browser.test_lead import disputed
 from browser.test_safety import findings, needs_axe
+from browser.test_sight import ROWS, held, submitted
 
 from support.waiting import eventually
 
@@ -380,3 +381,103 @@ async def test_a_person_names_two_ways_to_explain_of_candidates_and_additions(be
         ways = [set(one.premise_ids) for one in task.answers[0].alternatives]
         assert ways == [{first, second}, {first, third, addition.premise_id}]
         assert addition.grade == 2
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_task_that_comes_late_replaces_none_that_was_opened_meanwhile_and_goes_back(
+    bench: Any, stays: bool
+) -> None:
+    async with bench() as at:
+        await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.get_by_label("stay in this tree").set_checked(stays)
+        await not_explainable(page)
+        await submitted(page)
+        await page.get_by_text("Nothing waits for you").wait_for()
+        free = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            await free.wait()
+            await route.continue_()
+
+        await page.route("**/api/lease", late, times=1)
+        async with page.expect_request("**/api/lease"):
+            other = await at.run(["hypothesis 1"], max_depth=0)
+        await page.keyboard.press("u")
+        await shown(page, "hypothesis 0")
+        await page.get_by_role("treeitem", selected=True).wait_for()
+        async with page.expect_response("**/api/lease"):
+            free.set()
+        await page.wait_for_timeout(500)
+        await shown(page, "hypothesis 0")
+        await page.get_by_role("treeitem", selected=True).wait_for()
+
+        async def nobody() -> bool:
+            return not (await at.people.get_tree(other, "tree-0")).nodes[0].holders
+
+        await eventually(nobody)
+
+
+async def test_who_leaves_while_an_answer_is_sent_holds_no_task_that_they_do_not_see(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await not_explainable(page)
+        release = held(page, "**/api/answer")
+        await page.held
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("button", name="Sending").wait_for()
+        await page.get_by_role("link", name="Playground").click()
+        await page.get_by_role("heading", name="Playground").wait_for()
+        async with page.expect_response("**/api/answer"):
+            await release()
+        await page.wait_for_timeout(1000)
+        nodes = [(await at.people.get_tree(run_id, f"tree-{n}")).nodes[0] for n in (0, 1)]
+        assert [(one.answered, one.holders) for one in nodes] == [(1, ()), (0, ())]
+        await page.get_by_role("link", name="Annotate").click()
+        await shown(page, "hypothesis 1")
+        await page.get_by_role("button", name="Undo").wait_for()
+
+
+async def test_what_was_ticked_is_kept_when_somebody_else_takes_the_task_that_was_taken_back(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("2")
+        await submitted(page)
+        taken: list[Any] = []
+
+        async def by_bob(route: Any) -> None:
+            if "task" in route.request.post_data_json:
+                taken.extend(await at.people.lease("bob", run_id=run_id))
+            await route.continue_()
+
+        await page.route("**/api/lease", by_bob)
+        await page.get_by_role("button", name="Undo").click()
+        await page.get_by_text("Taken back; somebody else has that task now.").wait_for()
+        [lease] = taken
+        await at.people.release(lease.lease_id)
+        await shown(page, "hypothesis 0")
+        pressed = page.locator(".candidates [aria-pressed=true]")
+        assert await pressed.all_inner_texts() == ["2"]
+
+
+async def test_bringing_back_what_was_cleared_keeps_what_was_read_since(bench: Any) -> None:
+    async with bench() as at:
+        at.world.index.suffix = " and so on" * 40
+        await at.run(["hypothesis 0"], k=30, max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("1")
+        await page.get_by_role("button", name="Clear").click()
+        last = page.locator(ROWS).last.locator(".gutter.seen")
+        assert await last.count() == 0
+        await page.mouse.move(800, 300)
+        await page.mouse.wheel(0, 100_000)
+        await last.wait_for()
+        await page.get_by_role("button", name="Bring back").click()
+        assert await page.locator(".candidates [aria-pressed=true]").count() == 1
+        assert await last.count() == 1

@@ -60,6 +60,8 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   // What keys act upon: two keys may come before the page is drawn again.
   const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
   const asking = useRef(false);
+  const tasks = useRef(0); // that were opened
+  const gone = useRef(false); // the view was left
   const leaving = useRef(false); // "another tree" was pressed while a task was asked for
   const working = useRef(false); // an answer is on its way, there or back
   const asked = useRef(at !== null); // answers were asked for by the address: no task is taken before they are closed
@@ -130,7 +132,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
       replaceDraft(null);
       return;
     }
-    if (!found.given) localStorage.setItem(heldKey(), JSON.stringify(found));
+    if (!found.given) { tasks.current++; localStorage.setItem(heldKey(), JSON.stringify(found)); }
     const draft = kept ?? loadDraft(found, draftOfAnswer(found));
     setSeveral(Object.keys(draft.ways).length > 0);
     replaceDraft(draft);
@@ -188,9 +190,11 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
 
   const isGiven = (): boolean => shown.current.lease?.given !== undefined;
 
-  // A task that was asked for. While an earlier answer is open it waits.
-  function take(found: Lease | null): void {
-    if (!isGiven()) open(found);
+  // A task that was asked for when so many had been opened: it goes back where another was opened since, or the view was
+  // left. While an earlier answer is open it waits.
+  function take(found: Lease | null, before: number): void {
+    if (gone.current || tasks.current !== before) { if (found) void call("/api/release", { lease: found.lease_id, reason: "came late" }).catch(() => undefined); }
+    else if (!isGiven()) open(found);
     else if (found) localStorage.setItem(heldKey(), JSON.stringify(found));
   }
 
@@ -203,19 +207,22 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
 
   // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
   async function next(elsewhere = false): Promise<void> {
+    if (gone.current) return;
     if (asking.current) {
       leaving.current ||= elsewhere;
       return;
     }
     asking.current = true;
+    const before = tasks.current;
+    const overtaken = (): boolean => isGiven() || gone.current || tasks.current !== before;
     try {
       const of = shown.current.tree ?? shown.current.lease; // an answer may come before its tree is drawn
       let found: Lease | null = null;
       if (stay && of?.hypothesis_id && !elsewhere) {
         found = await call<Lease | null>("/api/lease", { run: of.run_id, hypothesis: of.hypothesis_id, request: fresh() }).catch(() => null);
         if (!found) {
-          const now = isGiven() ? null : await showTree(of.run_id, of.hypothesis_id);
-          if (isGiven()) return;
+          const now = overtaken() ? null : await showTree(of.run_id, of.hypothesis_id);
+          if (overtaken()) return;
           const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
           setGrows(grows);
           if (grows || (now && isWhole(now))) {
@@ -228,7 +235,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
       setGrows(false);
       found ??= await call<Lease | null>("/api/lease", { queue: shown.current.queue, request: fresh() });
       opened.current = Date.now();
-      take(found);
+      take(found, before);
     } catch (error) {
       setTold((error as Error).message);
     } finally {
@@ -265,7 +272,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
         if (!held && !working.current && !shown.current.whole && !asked.current) void next();
       }, LOOK_MS);
     });
-    return () => { clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
+    return () => { gone.current = true; clearInterval(ticking); stop(); removeEventListener("pointerdown", busyNow); removeEventListener("keydown", busyNow); };
   }, []);
 
   // The task that was held before; the same one if its time has ended meanwhile and nobody else has taken it.
@@ -275,8 +282,9 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     if (!held) { await next(); return; }
     localStorage.removeItem(heldKey());
     const kept = loadDraft(held);
+    const before = tasks.current;
     const again = await call<Lease | null>("/api/lease", { run: held.run_id, task: held.task.task_id, request: fresh() }).catch(() => null);
-    if (again) take(again);
+    if (again) take(again, before);
     else {
       await next();
       if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);

@@ -1,6 +1,6 @@
 // The calls of the page. All are safe to repeat: answers and leases carry ids of their own.
 
-import { useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { plainly } from "./words";
 
 export type Remark = "irrelevant" | "bad_fact";
@@ -161,8 +161,10 @@ export function follow(told: (event: QueueEvent) => void): () => void {
 }
 
 // Draws the answer to the latest question alone: one to an earlier question that comes late is dropped, and so is its error.
+// So is one that comes when what asked for it is no longer in sight.
 export function useLatest(): <T>(asked: Promise<T>, draw: (found: T) => void, failed: (error: Error) => void) => Promise<T | null> {
   const latest = useRef(0);
+  useEffect(() => () => { latest.current++; }, []);
   return async (asked, draw, failed) => {
     const mine = ++latest.current;
     try {
