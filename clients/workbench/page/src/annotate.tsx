@@ -52,7 +52,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   const [now, setNow] = useState(Date.now());
   const [ends, setEnds] = useState(0);
   const active = useRef(Date.now());
-  const shown = useRef<{ lease: Lease | null; tree: Tree | null; last: Last | null; queue: string; whole: boolean }>({ lease: null, tree: null, last: null, queue: from, whole: false });
+  const shown = useRef<{ lease: Lease | null; tree: Tree | null; last: Last | null; queue: string; stay: boolean; whole: boolean }>({ lease: null, tree: null, last: null, queue: from, stay, whole: false });
   const opened = useRef(0);
   const touched = useRef(false); // something was said of the task since it was opened
   const look = useLatest(); // at trees
@@ -109,6 +109,11 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   function setTree(tree: Tree | null): void {
     shown.current.tree = tree;
     drawTree(tree);
+  }
+
+  function chooseStay(on: boolean): void {
+    shown.current.stay = on;
+    setStay(on);
   }
 
   function setWhole(on: boolean): void {
@@ -218,7 +223,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     try {
       const of = shown.current.tree ?? shown.current.lease; // an answer may come before its tree is drawn
       let found: Lease | null = null;
-      if (stay && of?.hypothesis_id && !elsewhere) {
+      if (shown.current.stay && of?.hypothesis_id && !elsewhere) {
         found = await call<Lease | null>("/api/lease", { run: of.run_id, hypothesis: of.hypothesis_id, request: fresh() }).catch(() => null);
         if (!found) {
           const now = overtaken() ? null : await showTree(of.run_id, of.hypothesis_id);
@@ -563,7 +568,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   return (
     <div class="annotate">
       <Side tree={tree} whole={whole} current={current} growing={growing} queues={queues} queue={queue} from={from} stay={stay} showScores={showScores} practises={practice !== undefined}
-        open={openNode} chooseQueue={chooseQueue} setStay={setStay} setShowScores={setShowScores} reopen={reopen} />
+        open={openNode} chooseQueue={chooseQueue} setStay={chooseStay} setShowScores={setShowScores} reopen={reopen} />
       <section class="work" aria-label="Task">
         {queue && !practice && queue.qualification.answered < queue.qualification.items && <p class="last" role="status">You qualify for {queue.name}: {queue.qualification.answered} of {queue.qualification.items} tasks answered. What you get first was judged before; afterwards you get the open ones.</p>}
         {!met && lease && <p class="last">New here? <button type="button" onClick={help}>Read the guideline first <kbd>?</kbd></button> {!practice && <a href="/?practice">Practise on a tree whose answer is known</a>} <span>A number accepts its sentence. A click on a sentence frames it, and what stands below is said of that one.</span></p>}
