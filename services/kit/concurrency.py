@@ -1,9 +1,12 @@
-"""Building blocks for asyncio: tasks that surely end, steps again and again, threads that are waited for."""
+"""Building blocks for asyncio: tasks and child processes that surely end, steps again and again, threads waited for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -16,6 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 REPEAT_S = 0.2
+END_S = 5.0  # that a child process may take to end
 
 
 async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -121,3 +125,52 @@ async def with_pauses(messages: AsyncIterator[Sequence[T]], pause_s: float) -> A
         if message is None:
             return
         yield message
+
+
+class ChildProcess:
+    """A process that this one starts. It shares our output, and ends when this one dies if it has `end_with_parent`."""
+
+    def __init__(self, *command: str, line: str = "") -> None:
+        """Starts a command with a pipe as its lifeline, by which it first gets a line, if there is one.
+
+        Avoids asyncio: uvloop forks, and grpc's handlers in a forked process crash it one time in seventy and sometimes
+        break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
+        In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
+        """
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        if line and self._process.stdin is not None:
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed before
+            loop.call_soon_threadsafe(self._ended.set_result, status)
+
+    async def wait(self) -> int:
+        """Its exit status; negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    async def end(self, patience_s: float = END_S) -> None:
+        """Ends it: asked first, then forced."""
+        if not self._ended.done():
+            self._process.terminate()
+            if not (await asyncio.wait([self._ended], timeout=patience_s))[0]:
+                log.error("a process does not end; it is killed", pid=self._process.pid)
+                self._process.kill()
+                await self.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def end_with_parent(end: Callable[[], object]) -> None:
+    """Calls `end` in a thread once standard input closes: the parent, who holds its other end, has died."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        end()
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -16,28 +16,26 @@ import os
 import signal
 import socket
 import sys
-import threading
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from aeenc import errors
 from services.kit import logs
+from services.kit.concurrency import END_S, ChildProcess, end_with_parent
 from services.kit.server import GrpcServer, cannot_listen, run
 from services.kit.settings import TOKENS, ServiceSettings
 
 log = logs.get(__name__)
 Settings = TypeVar("Settings", bound=ServiceSettings)
 WORKER = "--worker"  # the only argument of a worker; its settings come as a line of JSON
-END_S = 5.0  # beyond the drain, after which a worker is killed
 
 
 def run_workers(module: str, build: Callable[[Settings], GrpcServer], settings_class: type[Settings]) -> None:
     """Runs a service as a process, or as so many workers as its settings say. `module`: what `python -m` starts."""
     if sys.argv[1:] == [WORKER]:
         given = settings_class.model_validate_json(sys.stdin.readline())
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
         run(lambda: build(given))
         return
     settings = settings_class.from_command_line()
@@ -91,7 +89,9 @@ async def _supervise(module: str, workers: list[Settings], settings: ServiceSett
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    processes = [await _start(module, worker) for worker in workers]
+    # Tokens are among the settings: the command line is not for them.
+    command = (sys.executable, "-m", module, WORKER)
+    processes = [ChildProcess(*command, line=worker.model_dump_json()) for worker in workers]
     ended = [asyncio.create_task(process.wait()) for process in processes]
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([stopping, *ended], return_when=asyncio.FIRST_COMPLETED)
@@ -99,30 +99,7 @@ async def _supervise(module: str, workers: list[Settings], settings: ServiceSett
     if not stop.is_set():
         died = {worker.instance: task.result() for worker, task in zip(workers, ended, strict=True) if task.done()}
         log.error("a worker has ended; the others end, too", exit_status=died)
-    for process in processes:
-        if process.returncode is None:
-            process.terminate()
-    _, late = await asyncio.wait(ended, timeout=settings.drain_delay_s + settings.drain_s + END_S)
-    for process in processes if late else ():
-        if process.returncode is None:
-            log.error("a worker does not end; it is killed", pid=process.pid)
-            process.kill()
+    patience_s = settings.drain_delay_s + settings.drain_s + END_S
+    await asyncio.gather(*(process.end(patience_s) for process in processes))
     statuses = await asyncio.gather(*ended)
     return 0 if stop.is_set() and not any(statuses) else 1
-
-
-async def _start(module: str, settings: ServiceSettings) -> Process:
-    """Starts a worker in a session of its own: a terminal's Ctrl-C reaches it through this process alone."""
-    command = [sys.executable, "-m", module, WORKER]
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, start_new_session=True)
-    assert process.stdin is not None
-    process.stdin.write(settings.model_dump_json().encode() + b"\n")  # tokens, too: the command line is not for them
-    await process.stdin.drain()
-    return process
-
-
-def _end_with_parent() -> None:
-    """Waits until standard input closes, and ends this process as SIGTERM does."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import json
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
-from services.kit.concurrency import cancel_all
+from services.kit.concurrency import ChildProcess, cancel_all
 from services.kit.logs import get
 
 log = get(__name__)
 
 EXIT_DISK_FULL = 4
 MODULE = "services.trainer.train"
-END_S = 5.0
 
 
-class Child:
-    """A process of `services.trainer.train`. It ends by itself when this process dies, for whatever reason."""
-
-    def __init__(self, *command: str) -> None:
-        """Starts a command with a pipe as its lifeline; it shares our output.
-
-        Avoids asyncio: uvloop forks, and grpc's handlers in a forked process crash it one time in seventy and sometimes
-        break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
-        In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
-        """
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
+class Child(ChildProcess):
+    """A process of `services.trainer.train`. Everything it keeps is replaced as a whole: its end can tear nothing."""
 
     @classmethod
     async def start(cls, *arguments: str) -> Child:
@@ -50,28 +35,6 @@ class Child:
             return await child.wait()
         finally:
             await child.end()
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        status = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop was closed before
-            loop.call_soon_threadsafe(self._ended.set_result, status)
-
-    async def wait(self) -> int:
-        """Its exit status; negative for a signal."""
-        return await asyncio.shield(self._ended)
-
-    async def end(self) -> None:
-        """Ends it: asked first, then forced. Everything it keeps is replaced as a whole, so nothing can be torn."""
-        if not self._ended.done():
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(END_S):
-                    await self.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
 
 
 def asked_to_end(status: int) -> bool:

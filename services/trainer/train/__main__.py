@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
+from services.kit.concurrency import end_with_parent
 from services.store.artifacts import ArtifactStore
 from services.store.files import DISK_FULL, atomic_write
 from services.store.objects import open_store
@@ -28,7 +28,7 @@ EXIT_WITHOUT_PARENT = 3
 
 def main() -> None:
     """Runs the parent's command."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(lambda: os._exit(EXIT_WITHOUT_PARENT))
     command, path = sys.argv[1], Path(sys.argv[2])
     if command == "job":
         _job(JobFiles(path))
@@ -121,12 +121,6 @@ def _device(path: Path, wanted: str) -> None:
     except AeencError as error:
         answer = {"error": error.message}
     path.write_text(json.dumps(answer))
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1):  # the parent holds the other end and never writes
-        pass
-    os._exit(EXIT_WITHOUT_PARENT)
 
 
 if __name__ == "__main__":

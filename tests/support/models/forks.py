@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from services.kit import concurrency
 from services.trainer.registry import child
 from services.trainer.train import __main__ as entry
 from services.trainer.train import ranks
@@ -85,5 +86,5 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return Fork(command[3:]) if list(command[:3]) == own else subprocess.Popen(command, **options)
 
     starting = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)
-    for module in (child, ranks):
+    for module in (concurrency, ranks):
         monkeypatch.setattr(module, "subprocess", starting)

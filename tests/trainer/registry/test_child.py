@@ -69,12 +69,11 @@ async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
     await child.end()
 
 
-async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.trainer.registry.child.END_S", 0.2)
+async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path):
     ready = tmp_path / "ready"
     child = Child(sys.executable, "-c", DEAF, str(ready))
     await until(ready.exists)  # it makes the file once its handler stands
-    await child.end()
+    await child.end(0.2)
     assert await child.wait() == -signal.SIGKILL
 
 
