@@ -70,7 +70,7 @@ def outcome_of(space: Space, directory: Path, seed: int, true: bool) -> tuple[st
     files.write_inputs(held.pairs, held.queries)
     task, objective = load(files, Rank())
     train(files, task, task.encoders(), objective, Rank())
-    after, before = task.evaluate(task.encoders(directory)), task.before()
+    after, before = task.judged(task.encoders(directory))[0], task.before()
     if after is None or before is None:
         raise RuntimeError(f"job {seed} held nothing back")
     gain = compared(after.average_precisions.tolist(), space.version, before.average_precisions.tolist())

@@ -145,14 +145,13 @@ class EncoderTask:
 
     def before(self) -> Report | None:
         """Measures the base version, as served: on the existing vectors."""
-        return self.evaluate(Encoders(self._encoder()))
-
-    def evaluate(self, encoders: Encoders[QueryEncoder]) -> Report | None:
-        """Measures the quality of encoders; None without gold queries."""
-        return self.judged(encoders)[0]
+        return self.judged(Encoders(self._encoder()))[0]
 
     def judged(self, encoders: Encoders[QueryEncoder]) -> tuple[Report | None, Int8Trial | None]:
-        """Measures as `evaluate` does, and returns the data of the int8 gate; None where int8 is off."""
+        """Measures the quality of encoders, and returns the data of the int8 gate, None where int8 is off.
+
+        Both are None without gold queries.
+        """
         if not self.inputs.validation:
             return None, None
         texts, corpus = [query.text for query in self.inputs.validation], self.corpus(encoders)

@@ -119,7 +119,7 @@ def train(files: JobFiles, task: Task, encoders: Encoders[Any], objective: Objec
 
 def _quality_of(task: Task, encoders: Encoders[Any]) -> tuple[float, float]:
     """Measures strict MAP, and what the best epoch has most of: where grades are learned and known, graded NDCG."""
-    report = task.evaluate(encoders)
+    report, _ = task.judged(encoders)
     found = report.strict.map if report else 0.0
     if report is None or report.graded is None or task.inputs.plan.config.targets == "BINARY":
         return found, found

@@ -156,14 +156,15 @@ class RerankingTask:
         """Measures the strict quality of the first ranking."""
         return self._first.report(self._first.ordinals) if self.inputs.validation else None
 
-    def evaluate(self, encoders: Encoders[PairScorer]) -> Report | None:
-        """Measures the strict quality of the first ranking, its first premises re-ranked by cosine and score."""
-        return self._reranked(self._scored(encoders.query, self._pairs)) if self.inputs.validation else None
-
     def judged(self, encoders: Encoders[PairScorer]) -> tuple[Report | None, Int8Trial | None]:
-        """Measures as `evaluate` does, and returns the data of the int8 gate; None where int8 is off."""
-        report = self.evaluate(encoders)
-        if report is None or not self.inputs.plan.means.int8:
+        """Measures the strict quality of the first ranking, its first premises re-ranked by cosine and score.
+
+        Returns the data of the int8 gate, too, None where int8 is off. Both are None without gold queries.
+        """
+        if not self.inputs.validation:
+            return None, None
+        report = self._reranked(self._scored(encoders.query, self._pairs))
+        if not self.inputs.plan.means.int8:
             return report, None
         queries, threads = len(self.inputs.validation), torch.get_num_threads()
         before, map_of = report.strict.map, lambda found: self._reranked(found).strict.map

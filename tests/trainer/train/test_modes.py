@@ -88,7 +88,7 @@ def test_both_sides_learn_and_what_explains_ranks_higher(make_job: MakeJob, loss
         for encoder in {encoders.query, encoders.premise}:
             encoder.eval()
         objective.batches(np.random.default_rng(1), objective.size)
-        report = task.evaluate(encoders)
+        report, _ = task.judged(encoders)
         assert report is not None
         return float(objective.loss(encoders, np.arange(objective.size)).detach()), report.strict.map
 
@@ -245,10 +245,10 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     # what the manifest says of the pair is what its two files give
     made = [task._encoder(load_file(artifact.file("model.safetensors"))) for artifact in artifacts]
-    report = task.evaluate(Encoders(*made))
+    report, _ = task.judged(Encoders(*made))
     assert report is not None
     assert report.strict.map == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)
-    frozen = task.evaluate(Encoders(made[0]))
+    frozen, _ = task.judged(Encoders(made[0]))
     assert frozen is not None
     assert frozen.strict.map != report.strict.map, "against premises of the old space it is another encoder"
     assert query.meta["lineage"]["mode"] == mode

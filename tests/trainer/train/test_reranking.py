@@ -155,7 +155,7 @@ def test_where_grades_are_learned_the_epoch_with_the_best_graded_ndcg_is_kept(
     task = load(files)
     standard = GoldStandard.of(task.inputs.validation, task.inputs.generation.ordinal_by_text)
     found = iter([np.array([1, 9]), np.array([9, 2])])
-    monkeypatch.setattr(task, "evaluate", lambda _: Report.of(standard, [next(found)], None, candidates=9))
+    monkeypatch.setattr(task, "judged", lambda _: (Report.of(standard, [next(found)], None, candidates=9), None))
     state = train(files, task, task.encoders(), task.objective(), Rank())
     assert state.best_epoch == best
 
@@ -229,7 +229,7 @@ def test_candidates_are_the_negatives_and_what_the_validation_orders_by_score_al
         listed = {ordinals[one] for one in candidates.get(example.query, ())}
         assert set(negatives) == (listed | {*example.refused}) - {*example.positives, *example.excluded}
     monkeypatch.setattr(RerankingTask, "_scored", lambda self, scorer, pairs: -np.arange(len(pairs), dtype=np.float32))
-    report, before = task.evaluate(task.encoders()), task.before()
+    report, before = task.judged(task.encoders())[0], task.before()
     assert report is not None
     assert before is not None
     for query, ranks, unchanged in zip(task.inputs.validation, report.strict_ranks, before.strict_ranks, strict=True):
@@ -273,7 +273,7 @@ def test_what_may_not_be_learned_from_is_no_negative(space: Space, make_job: Mak
 def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: MakeJob, monkeypatch):
     task = load(make_job(**CROSS))
     monkeypatch.setattr(RerankingTask, "_scored", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
-    report, before = task.evaluate(task.encoders()), task.before()
+    report, before = task.judged(task.encoders())[0], task.before()
     assert report is not None
     assert before is not None
     assert report.strict.map == before.strict.map

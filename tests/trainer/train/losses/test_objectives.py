@@ -40,7 +40,7 @@ def test_training_lowers_the_loss_and_ranks_what_explains_higher(make_job: MakeJ
 
     def measured() -> tuple[float, float]:
         objective.batches(np.random.default_rng(1), objective.size)
-        report = task.evaluate(encoders)
+        report, _ = task.judged(encoders)
         assert report is not None
         return float(objective.loss(encoders, units).detach()), report.strict.map
 
