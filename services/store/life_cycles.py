@@ -6,8 +6,8 @@
     each arrow: one script writes the record and appends event `<seq>-0`
     ended ── delete ──▶ tombstone, seen by nobody ── clear ──▶ nothing
 
-A watcher sees a step and its event together or not at all. Sequence numbers count from 1 without gaps. A log that keeps
-a limited number of events drops the oldest. The module does not know what a run or a job is: records are flat hashes.
+A watcher sees a step and its event together or not at all. Sequence numbers count from 1 without gaps. A log drops
+the oldest events beyond EVENTS_KEPT. The module does not know what a run or a job is: records are flat hashes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Step = Callable[[Any], Awaitable[Any]]  # carries out a script by the client or 
 LIVE: tuple[State, ...] = ("PENDING", "RUNNING")
 WATCH_WAIT_MS = 1000
 FORMAT_VERSION = 1
+EVENTS_KEPT = 10_000  # of each piece of work, or a few more; about a hundred bytes each
 READ = 1000  # records read in one round trip
 STAMP = "'ended_s', redis.call('TIME')[1]"  # Redis's clock: retention never compares those of two hosts
 # A record of a newer release is refused by name, and left as it is; a damaged one, too.
@@ -108,13 +109,9 @@ return 'OK'
 """
 
 
-def emit_script(fields: Sequence[str], kept: int = 0) -> str:
-    """Lua for the head of a script: `emit(record, events, now)` appends an event that holds these fields of the record.
-
-    `kept` bounds the log, give or take a few events; 0 keeps all.
-    """
+def emit_script(fields: Sequence[str]) -> str:
+    """Lua for the head of a script: `emit(record, events, now)` appends an event of these fields of the record."""
     names = ", ".join(f"'{name}'" for name in fields)
-    limit = f"'MAXLEN', '~', {kept}, " if kept else ""
     return f"""
 local NAMES = {{{names}}}
 local function emit(record, events, now)
@@ -125,7 +122,7 @@ local function emit(record, events, now)
     entry[#entry + 1] = name
     entry[#entry + 1] = values[i] or ''
   end
-  redis.call('XADD', events, {limit}seq .. '-0', unpack(entry))
+  redis.call('XADD', events, 'MAXLEN', '~', {EVENTS_KEPT}, seq .. '-0', unpack(entry))
 end
 """
 
@@ -197,13 +194,12 @@ class LifeCycles:
         keys: WorkKeys,
         event_fields: Sequence[str],
         *,
-        events_kept: int = 0,
         on_create: str = "",
         needs_lease: bool = True,
     ) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys, self._noun = keys, keys.noun
-        emit = emit_script(event_fields, events_kept)
+        emit = emit_script(event_fields)
         self._create = Script(redis, emit + _CREATE + on_create + _CREATED)
         self._transition = Script(
             redis, f"{emit}{NOTE}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"

@@ -54,8 +54,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def WatchJob(
         self, request: trainer_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[trainer_pb2.WatchJobResponse]:
-        async for event in self._jobs.store.watch(request.job_id, request.from_seq):
-            yield trainer_pb2.WatchJobResponse(seq=event.seq, at=to_timestamp(event.at), job=convert.to_job(event.job))
+        async for event, job in self._jobs.store.watch(request.job_id, request.from_seq):
+            yield trainer_pb2.WatchJobResponse(seq=event.seq, at=to_timestamp(event.at), job=convert.to_job(job))
 
     async def CancelJob(self, request: trainer_pb2.CancelJobRequest, context: Any) -> trainer_pb2.CancelJobResponse:
         job = await self._jobs.cancel(request.job_id, request.request_id)

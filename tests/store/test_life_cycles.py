@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors
+from services.store import life_cycles
 from services.store.life_cycles import LIVE, LifeCycles, WorkKeys, now
 from services.store.redis import connect
 from services.store.requests import Request
@@ -19,7 +20,7 @@ class Works:
     def __init__(self, redis: Any, namespace: str) -> None:
         self.redis, self.namespace = redis, namespace
         self.keys = WorkKeys(namespace, "work")
-        self.cycles = LifeCycles(redis, self.keys, ("state",), events_kept=100, needs_lease=False)
+        self.cycles = LifeCycles(redis, self.keys, ("state",), needs_lease=False)
 
     async def create(self, work_id: str, key: str = "", state: str = "PENDING") -> str:
         record = {"format_version": 1, "state": state, "ended_at": "" if state in LIVE else now()}
@@ -35,7 +36,8 @@ class Works:
 
 
 @pytest.fixture
-async def works(redis_url: str, namespace: str) -> AsyncIterator[Works]:
+async def works(redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Works]:
+    monkeypatch.setattr(life_cycles, "EVENTS_KEPT", 100)
     redis = connect(redis_url)
     yield Works(redis, namespace)
     await redis.aclose()
@@ -118,3 +120,25 @@ async def test_of_a_long_life_the_last_events_are_kept_and_a_late_watcher_begins
     seen = [entry.seq async for entry in works.cycles.follow("a", 1)]
     assert 100 <= len(seen) <= 200
     assert seen == list(range(252 - len(seen) + 1, 253))
+
+
+async def test_an_end_whose_answer_was_lost_counts_and_cancelled_work_ends_no_more(
+    works: Works, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transition, lost = LifeCycles.transition, ["a"]
+
+    async def losing(self: LifeCycles, work_id: str, *arguments: Any, **how: Any) -> str:
+        answer = await transition(self, work_id, *arguments, **how)
+        if work_id in lost:
+            lost.remove(work_id)
+            raise errors.Unavailable("the answer was lost")
+        return answer
+
+    for work_id in ("a", "b"):
+        await works.create(work_id, state="RUNNING")
+    assert await works.cycles.transition("b", LIVE, "CANCELLED") == "OK"
+    monkeypatch.setattr(LifeCycles, "transition", losing)
+    assert await works.cycles.end("a", "SUCCEEDED", 0.01)
+    assert not await works.cycles.end("b", "SUCCEEDED", 0.01)
+    assert [(await works.cycles.get(work_id))["state"] for work_id in "ab"] == ["SUCCEEDED", "CANCELLED"]
+    assert not lost

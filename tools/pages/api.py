@@ -26,9 +26,9 @@ from services.sampler.oracles.answers import MAX_ADDED, MAX_ALTERNATIVES, MAX_WR
 from services.sampler.people.queue import MAX_TASKS
 from services.sampler.people.steps import MAX_HELD_S
 from services.sampler.people.task_store import EVENTS_KEPT as TASK_EVENTS
-from services.sampler.records.run_store import EVENTS_KEPT
 from services.sampler.servicer import MAX_PAGE
 from services.sampler.settings import SamplerSettings
+from services.store.life_cycles import EVENTS_KEPT
 from services.store.requests import REQUEST_TTL_S
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_GOLD, MAX_QUERIES, MAX_WAITING
 from services.trainer.registry.publishing import MAX_WAIT_S

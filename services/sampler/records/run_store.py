@@ -32,8 +32,7 @@ from services.store.requests import Request
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
 EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
-EVENTS_KEPT = 10_000  # of one run, or a few more; about a hundred bytes each
-EMIT = emit_script(EVENT_FIELDS, EVENTS_KEPT)  # the head of every script that writes an event of a run
+EMIT = emit_script(EVENT_FIELDS)  # the head of every script that writes an event of a run
 # Adds pairs, and keeps the last amended one of each query and premise. A pair that people have amended (`known`, of the
 # query) is not recorded again: an earlier answer does not follow a later one in the log. Few are amended, and to decode
 # all would take a third of the time: no text in JSON holds a bare quote.
@@ -106,7 +105,7 @@ class RunStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS, events_kept=EVENTS_KEPT, on_create=_KEEP_HYPOTHESES)
+        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS, on_create=_KEEP_HYPOTHESES)
         self._suspect = Script(redis, _SUSPECT)
         self._follow = Script(redis, _FOLLOW)
         self._reserve = Script(redis, _RESERVE)

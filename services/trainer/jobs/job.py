@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from redis.asyncio import Redis
 
 from services.store.formats import check_format, known_fields
-from services.store.life_cycles import LIVE, LifeCycles, State, WorkKeys
+from services.store.life_cycles import LIVE, Entry, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -25,7 +25,6 @@ FORMAT_VERSION = 1
 Targets = Literal["BINARY", "GRADES", "GRADE_DISTRIBUTION"]
 Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
 PROTOTYPES = 30  # of each class of questions
-EVENTS_KEPT = 10_000
 EVENT_FIELDS = ("state", "error", "version", "progress", "ended_at")
 UNFINISHED_TTL_S = 3600  # what an interrupted start has written expires
 
@@ -151,15 +150,6 @@ class Job:
         return self.state not in LIVE
 
 
-@dataclass(frozen=True)
-class JobEvent:
-    """An event of a job, with the job as it was afterwards."""
-
-    seq: int
-    at: datetime
-    job: Job
-
-
 def job_of(job_id: str, record: Mapping[str, str]) -> Job:
     """Reads a job from its stored fields. Raises NewerFormat, naming the job."""
     check_format(record, FORMAT_VERSION, f"job {job_id}")
@@ -209,7 +199,6 @@ class JobStore:
             redis,
             self._keys,
             EVENT_FIELDS,
-            events_kept=EVENTS_KEPT,
             on_create=_KEEP_VALIDATION,
             needs_lease=False,
         )
@@ -277,11 +266,14 @@ class JobStore:
         own = self._keys
         return await self.cycles.size_bytes([own.record(job_id), own.events(job_id), self._validation(job_id)])
 
-    async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[JobEvent]:
-        """Yields the events of a job from a sequence number on, until it has ended. Raises NotFound."""
+    async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[tuple[Entry, Job]]:
+        """Yields the events of a job from a sequence number on, each with the job after it, until it has ended.
+
+        Raises NotFound.
+        """
         job = await self.get(job_id)
         async for entry in self.cycles.follow(job_id, from_seq):
-            yield JobEvent(entry.seq, entry.at, job_then(job, entry.values))
+            yield entry, job_then(job, entry.values)
 
     def _validation(self, job_id: str) -> str:
         """The key of a job's validation queries (string)."""

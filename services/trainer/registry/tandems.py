@@ -170,8 +170,7 @@ class TandemPublisher:
                 )
             )
             try:
-                await finish(moving)
-                row = moving.result()
+                row = await finish(moving)
                 done = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
                 await self.tandems.put(replace(tandem, replaces=before.id, replaces_space=before.space_id))
                 if compared is not None:
