@@ -204,7 +204,8 @@ def evaluate(
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
 
     Without --mode and the other options of Retrieve, by the encoder's cosines with all premises. With --json, all
-    metrics are there in any case. Quality by the words that premise and query share is always told.
+    metrics are there in any case. Quality by the words that premise and query share is
+    told, except with --conditioned or for more than 100,000 gold pairs.
     """
     check_model(label, version)
     if conditioned and run is not None:
