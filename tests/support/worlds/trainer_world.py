@@ -38,6 +38,7 @@ from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.base_model import FILES
 from services.trainer.settings import TrainerSettings
 from services.trainer.train import loop as training
+from services.trainer.train.job import run_job
 from support.made_once import made_once
 from support.models.tiny_base_models import write_tiny_base
 from support.models.tiny_checkpoints import WORDS, TinyCheckpoint
@@ -301,3 +302,11 @@ async def world(
         ]
         run_id = (await sampler.import_pairs(corpus, pairs)).run_id
         yield TrainerWorld(trainer, trainer_server, sampler, encoder, space, corpus, run_id)
+
+
+def result_of(files: JobFiles) -> dict[str, Any]:
+    """Runs a job to its end in this process, and returns how it ended."""
+    run_job(files)
+    result = files.result()
+    assert result is not None
+    return result

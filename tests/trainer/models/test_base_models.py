@@ -32,7 +32,7 @@ from support.models.base_model_vectors import (
     try_one_step,
 )
 from support.models.tiny_base_models import CONFIGS, POSITIONS, write_sentence_model
-from support.worlds.trainer_world import MakeJob, Space, trainer_settings
+from support.worlds.trainer_world import MakeJob, Space, result_of, trainer_settings
 
 
 @pytest.mark.slow
@@ -241,12 +241,10 @@ def test_fp16_is_not_exported_unless_asked_for(space: Space) -> None:
 
 @pytest.mark.slow
 def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: MakeJob) -> None:
-    from services.trainer.train.job import run_job
 
     files = make_job(epochs=1, validation=[])
     files.write_plan(replace(files.plan(), means=replace(files.plan().means, fp16=True)))
-    run_job(files)
-    artifact = space.store.open("checkpoints", files.result()["version"])
+    artifact = space.store.open("checkpoints", result_of(files)["version"])
     assert "model.fp16.onnx" in artifact.files
     assert artifact.meta["fp16"]["cosine_min"] >= 0.999
 

@@ -17,9 +17,8 @@ from services.trainer.train.export import quantization
 from services.trainer.train.export.checkpoint import export_pretrained
 from services.trainer.train.export.writer import PROBES
 from services.trainer.train.inputs import EncoderTask, JobInputs
-from services.trainer.train.job import run_job
 from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import MakeJob, Space
+from support.worlds.trainer_world import MakeJob, Space, result_of
 
 
 def exported(space: Space, root: Path) -> Artifact:
@@ -69,9 +68,7 @@ def test_a_trained_query_encoder_stays_in_the_space_and_trained_premises_leave_i
     monkeypatch.setattr(SpaceSpec, "of_meta", lambda meta: of_meta({**meta, "premise_precision": "int8"}))
     prepare_torch(1)
     files = make_job(mode=mode, loss="MULTIPLE_NEGATIVES_RANKING", epochs=1, validation=[])
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     meta = space.store.open("checkpoints", str(result["version"])).meta
     assert meta.get("premise_precision", "float32") == precision
     assert (meta["space_id"] == space.space_id) == (mode == "SINGLE")

@@ -31,7 +31,7 @@ from support.models.tiny_base_models import (
     write_sentence_t5,
     write_simcse,
 )
-from support.worlds.trainer_world import MakeJob, Space, export_space
+from support.worlds.trainer_world import MakeJob, Space, export_space, result_of
 
 
 def by_hand(directory: Path, architecture: str, vector: Callable[[Any], Any]) -> Any:
@@ -104,11 +104,9 @@ def test_a_model_of_the_table_is_exported_and_served_by_both_runtimes(published:
 
 @pytest.mark.slow
 def test_a_job_learns_from_a_model_of_the_table(space: Space, make_job: MakeJob) -> None:
-    from services.trainer.train.job import run_job
 
     files = make_job(epochs=4, learning_rate=2e-4)
-    run_job(files)
-    artifact = space.store.open("checkpoints", files.result()["version"])
+    artifact = space.store.open("checkpoints", result_of(files)["version"])
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     assert artifact.meta["space_id"] == space.space_id

@@ -17,12 +17,11 @@ from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair, TrainingSet
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.inputs import EncoderTask, JobInputs
-from services.trainer.train.job import run_job
 from services.trainer.train.loop import Learner, Training
 from services.trainer.train.losses import analogy
 from services.trainer.train.objectives import quadruples
 from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, QUERIES, MakeJob, Space, killed_after
+from support.worlds.trainer_world import FACTS, QUERIES, MakeJob, Space, killed_after, result_of
 
 CLASSES = ("who", "when")
 # Two classes of twelve questions; each has one correct answer and two wrong ones.
@@ -206,10 +205,7 @@ def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Spac
     options |= {"epochs": 3, "prototypes": 3, "items_per_epoch": 40, "means": ComputeOptions(threads=2)}
 
     def trained(files: JobFiles) -> dict[str, Any]:
-        run_job(files)
-        result = files.result()
-        assert result is not None
-        return load_file(space.store.open("checkpoints", result["version"]).file("model.safetensors"))
+        return load_file(space.store.open("checkpoints", result_of(files)["version"]).file("model.safetensors"))
 
     whole, files = trained(make_job(**options)), make_job(**options)
     with killed_after(2):

@@ -15,9 +15,9 @@ from services.trainer.jobs.files import JobFiles
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.export import quantization
 from services.trainer.train.inputs import open_checkpoint
-from services.trainer.train.job import load_task, run_job
+from services.trainer.train.job import load_task
 from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import VALIDATION, MakeJob, Space
+from support.worlds.trainer_world import VALIDATION, MakeJob, Space, result_of
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4, "epochs": 1}
 INT8_FILES = {"model.int8.onnx", "probes.int8.npy"}
@@ -25,10 +25,7 @@ INT8_FILES = {"model.int8.onnx", "probes.int8.npy"}
 
 def checkpoint(space: Space, files: JobFiles) -> Artifact:
     prepare_torch(1)
-    run_job(files)
-    result = files.result()
-    assert result is not None
-    return open_checkpoint(space.store, str(result["version"]))
+    return open_checkpoint(space.store, str(result_of(files)["version"]))
 
 
 def scores_of(artifact: Artifact, file: str, files: JobFiles, pairs: list[tuple[str, str]]) -> Any:

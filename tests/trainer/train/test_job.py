@@ -37,7 +37,7 @@ from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import EPOCH_STATE, Diverged, best_weights
 from services.trainer.train.ranks import Rank
 from support.models.forks import Fork
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after, result_of
 
 
 def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
@@ -45,10 +45,7 @@ def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
 
 
 def run(files: JobFiles) -> str:
-    run_job(files)
-    result = files.result()
-    assert result is not None
-    return result["version"]
+    return result_of(files)["version"]
 
 
 def trained(files: JobFiles) -> dict[str, np.ndarray]:
@@ -235,9 +232,7 @@ def test_the_best_epoch_before_the_loss_went_wrong_becomes_a_checkpoint(
 ):
     diverge_at(monkeypatch, step=8)
     files = make_job(epochs=3)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     assert "step 8 of 9" in result["error"]
     artifact = space.store.open("checkpoints", result["version"])
     assert artifact.meta["lineage"]["best_epoch"] in {1, 2}

@@ -25,7 +25,7 @@ from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import BEST, BEST_PREMISES, Learner, Training, best_weights
 from services.trainer.train.objectives import classified, ordinals_of
 from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after, result_of
 
 PAIRED = ["SIAMESE", "DUAL"]
 NAMES = [name for name, loss in LOSSES.items() if loss.over not in {"corpus", "scores", "quadruples"}]
@@ -229,9 +229,7 @@ def test_a_job_that_was_killed_ends_with_the_same_weights_of_both_encoders(make_
 @pytest.mark.parametrize("mode", PAIRED)
 def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(space: Space, make_job: MakeJob, mode: str):
     files = make_job(loss="MULTIPLE_NEGATIVES_RANKING", mode=mode, epochs=4, learning_rate=2e-3)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     artifacts = [space.store.open("checkpoints", result[name]) for name in ("version", "premise_version")]
     query, premise = artifacts
     assert (query.id == premise.id) == (mode == "SIAMESE")
@@ -257,9 +255,7 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
 
 def test_the_mode_single_trains_no_premise_and_stays_in_its_space(space: Space, make_job: MakeJob):
     files = make_job(epochs=1)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     assert "premise_version" not in result
     assert space.store.open("checkpoints", result["version"]).meta["space_id"] == space.space_id
     assert not best_weights(files.directory, BEST_PREMISES)

@@ -25,7 +25,7 @@ from services.trainer.train.job import run_job, train
 from services.trainer.train.ranks import Rank
 from services.trainer.train.reranking import RerankingTask
 from services.transformer import load_transformer
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after, result_of
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
 GRADED = [replace(pair, grade=(0.5, 2.0, 6.0)[n % 3] if pair.sign == "POSITIVE" else 0) for n, pair in enumerate(PAIRS)]
@@ -39,9 +39,7 @@ def load(files: JobFiles) -> RerankingTask:
 def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(make_job: MakeJob, space: Space):
     files = make_job(epochs=60, learning_rate=3e-3, **CROSS)
     prepare_torch(1)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     assert set(result) == {"version"}
     artifact = space.store.open("checkpoints", str(result["version"]))
     assert artifact.id.startswith("x")
@@ -60,9 +58,7 @@ def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: 
 
     files = make_job(epochs=1, **CROSS)
     prepare_torch(1)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     artifact = space.store.open("checkpoints", str(result["version"]))
     task = load(files)
     pairs = [(QUERIES[n], FACTS[n]) for n in range(4)]
@@ -194,9 +190,7 @@ def test_a_distribution_over_grades_is_published_with_its_grades_and_scores_as_t
 
     files = make_job(epochs=1, **DISTRIBUTION)
     prepare_torch(1)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     artifact = space.store.open("checkpoints", str(result["version"]))
     config = json.loads(artifact.file("config.json").read_bytes())
     assert config["id2label"] == {"0": "0.0", "1": "0.5", "2": "2.0", "3": "6.0"}
@@ -290,9 +284,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_epoch(make_job: MakeJob, m
         training.Training, "_step", lambda self, learner, units, done: _broken(done) or step(self, learner, units, done)
     )
     prepare_torch(1)
-    run_job(files)
-    result = files.result()
-    assert result is not None
+    result = result_of(files)
     assert "last good one" in str(result["error"])
     assert str(result["version"]).startswith("x")
 

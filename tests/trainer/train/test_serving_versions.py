@@ -10,9 +10,9 @@ import pytest
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.job import load_task, run_job
+from services.trainer.train.job import load_task
 from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space
+from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space, result_of
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION"}
 FAST = ComputeOptions(int8=False)
@@ -22,8 +22,7 @@ def metrics_of(space: Space, files: JobFiles, *serving: str) -> tuple[str, dict[
     """Runs a job while some versions serve; returns its version and its metrics."""
     prepare_torch(1)
     files.write_plan(replace(files.plan(), serving=serving))
-    run_job(files)
-    version = (files.result() or {})["version"]
+    version = result_of(files)["version"]
     return version, json.loads(space.store.open("checkpoints", version).file("metrics.json").read_bytes())
 
 

@@ -17,7 +17,6 @@ from aeenc import RegistryClient, errors
 from aeenc.v1 import trainer_pb2
 from services.trainer.jobs.losses import LOSSES, loss_of_ones_own
 from services.trainer.settings import TrainerSettings
-from services.trainer.train.job import run_job
 from services.trainer.train.objectives import formula_of
 from services.trainer.train.run import run
 from support.worlds.trainer_world import (
@@ -26,6 +25,7 @@ from support.worlds.trainer_world import (
     VALIDATION,
     MakeJob,
     Space,
+    result_of,
     serve_encoder,
     serve_trainer,
     trainer_settings,
@@ -78,8 +78,7 @@ def test_a_loss_of_the_settings_trains_as_the_same_formula_does_by_its_name(spac
         files = make_job(loss="PAIRWISE_CONTRASTIVE", custom_loss="mine" if dotted else "", epochs=1)
         record = json.loads((files.directory / "job.json").read_bytes()) | {"custom_loss": dotted}
         (files.directory / "job.json").write_text(json.dumps(record))
-        run_job(files)
-        made = space.store.open("checkpoints", (files.result() or {})["version"])
+        made = space.store.open("checkpoints", result_of(files)["version"])
         weights.append(made.files["model.safetensors"].sha256)
     assert len(set(weights)) == 1
 
