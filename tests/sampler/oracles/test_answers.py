@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task
-from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
 from aeenc.values import Answer, Judgement, Verdict
 from services.sampler.acs.algorithm import JUDGEMENTS, MAX_ANNOTATOR, explains
 from services.sampler.oracles.answers import read_answers
@@ -22,6 +22,7 @@ from support.worlds.sampler_world import (
     FakeOracle,
     SamplerWorld,
     brute_force,
+    failed,
     finish,
     honest,
     pair_set,
@@ -123,10 +124,7 @@ async def test_an_oracle_that_sends_nonsense_fails_the_run_with_a_remedy(
     world: SamplerWorld, broken: dict[str, Any], told: str
 ):
     async with raw(**broken) as target, world.sampler(oracle={"target": target}) as client:
-        run = await finish(client)
-        assert run.state == types_pb2.WORK_STATE_FAILED
-        assert told in run.error
-        assert "resume" in run.error
+        run = await failed(client, told, "resume")
         assert await pair_set(client, run.id, "+-?") == set()
 
 

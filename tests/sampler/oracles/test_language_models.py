@@ -15,7 +15,7 @@ from aeenc import values
 from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import LanguageModelOracle
 from support.servers.model_endpoint import KEY, ModelEndpoint
-from support.worlds.sampler_world import SamplerWorld, finish, pair_set
+from support.worlds.sampler_world import SamplerWorld, failed, finish, pair_set, resumed
 
 FAILED, SUCCEEDED = values.WorkState.FAILED, values.WorkState.SUCCEEDED
 
@@ -63,8 +63,7 @@ async def test_a_model_that_fails_for_good_fails_the_run_and_a_resume_asks_every
             assert (run.state, run.progress.negatives, run.progress.positives) == (FAILED, 0, 0)
             assert "resume the run" in run.error
             mended = True
-            await client.resume(run.id)
-            run = await client.wait(run.id)
+            run = await resumed(client, run.id)
             assert run.state == SUCCEEDED, run.error
             lost = {query for query, *_ in await pair_set(client, run.id, "?")}
             assert (len(lost) <= 1, run.progress.nodes_failed) == (True, 0)  # one node's nonsense is an abstention
@@ -88,9 +87,7 @@ async def test_a_wrong_key_fails_the_run_at_the_first_call(world: SamplerWorld):
     with ModelEndpoint(fault=lambda number: "unauthorized").served() as endpoint:
         async with judging(world, endpoint) as client:
             begun = time.monotonic()
-            run = await finish(client)
-            assert run.state == FAILED
-            assert "answers 401 for model 'm'; check the key" in run.error
+            await failed(client, "answers 401 for model 'm'; check the key")
             assert time.monotonic() - begun < 10
             assert len(endpoint.sent) <= 16  # 4 calls of the sampler, 4 prompts of each at once
 
@@ -98,12 +95,9 @@ async def test_a_wrong_key_fails_the_run_at_the_first_call(world: SamplerWorld):
 async def test_a_spent_budget_fails_the_run_which_a_higher_one_lets_go_on(world: SamplerWorld):
     with ModelEndpoint(verdict=moderate).served() as endpoint:
         async with judging(world, endpoint, budget=Budget(tokens=5000)) as client:
-            run = await finish(client)
-            assert run.state == FAILED
-            assert "5,000 tokens (--max-tokens)" in run.error
+            run = await failed(client, "5,000 tokens (--max-tokens)")
         async with judging(world, endpoint) as client:
-            await client.resume(run.id)
-            run = await client.wait(run.id)
+            run = await resumed(client, run.id)
             assert run.state == SUCCEEDED, run.error
             assert await in_earnest(client, run)
 
@@ -114,8 +108,7 @@ async def test_a_model_without_a_valid_answer_to_a_third_of_the_nodes_fails_the_
 
     with ModelEndpoint(verdict=verdict).served() as endpoint:
         async with judging(world, endpoint, max_attempts=1, patience_s=1.0) as client:
-            run = await finish(client, hypotheses=[(f"t{n}", f"hypothesis {n}") for n in range(60)], k=1)
-            assert run.state == FAILED
+            run = await failed(client, hypotheses=[(f"t{n}", f"hypothesis {n}") for n in range(60)], k=1)
             assert re.search("of the last [0-9]+ nodes", run.error)
 
 

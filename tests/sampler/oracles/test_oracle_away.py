@@ -24,6 +24,7 @@ from support.worlds.sampler_world import (
     SamplerWorld,
     brute_force,
     explains,
+    failed,
     finish,
     is_leaf,
     pair_set,
@@ -152,9 +153,7 @@ async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: Samp
             ({"ca": None}, "localhost"),
         ):
             async with world.sampler(oracle={**settings, **wrong}) as client:
-                run = await finish(client)
-                assert run.state == FAILED
-                assert told in run.error
+                run = await failed(client, told)
                 assert await pair_set(client, run.id) == set()
 
 

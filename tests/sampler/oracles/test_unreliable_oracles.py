@@ -13,9 +13,11 @@ from support.worlds.sampler_world import (
     brute_force,
     chance,
     explains,
+    failed,
     finish,
     honest,
     pair_set,
+    resumed,
     serving,
 )
 
@@ -94,23 +96,17 @@ async def test_an_oracle_that_talks_nonsense_fails_the_run_with_a_remedy(world: 
     answers = {"nothing": None, "no verdicts": [], "unknown ids": [unknown]}
     world.oracle.behaviour = lambda task: answers[nonsense]
     async with world.sampler() as client:
-        run = await finish(client)
-        assert run.state == FAILED
-        assert "oracle 'fake' at 127.0.0.1:" in run.error
-        assert "resume" in run.error
+        run = await failed(client, "oracle 'fake' at 127.0.0.1:", "resume")
         assert await pair_set(client, run.id) == set()
         world.oracle.behaviour = honest
-        await client.resume(run.id)
-        run = await client.wait(run.id)
+        run = await resumed(client, run.id)
         assert (run.state, run.error) == (SUCCEEDED, "")
         assert await pair_set(client, run.id) == brute_force()
 
 
 async def test_an_oracle_that_is_down_fails_the_run_until_it_is_back(world: SamplerWorld):
     async with world.sampler(oracle={"target": "127.0.0.1:1"}) as client:
-        run = await finish(client)
-        assert run.state == FAILED
-        assert "oracle 'fake' at 127.0.0.1:1 failed 5 times" in run.error
+        run = await failed(client, "oracle 'fake' at 127.0.0.1:1 failed 5 times")
         assert (await client.info()).active_runs == ()
     async with world.sampler() as client:
         await client.resume(run.id)
@@ -132,8 +128,7 @@ async def test_an_oracle_that_dies_half_way_loses_nothing(world: SamplerWorld, u
     async with world.sampler() as client:
         run = await asyncio.wait_for(client.wait(run.id), 20)
         if run.state == FAILED:
-            await client.resume(run.id)
-            run = await client.wait(run.id)
+            run = await resumed(client, run.id)
         assert await pair_set(client, run.id) == brute_force()
         assert run.progress.nodes_failed == 0
 
@@ -152,9 +147,7 @@ async def test_passing_failures_are_retried(world: SamplerWorld, status: grpc.St
 async def test_an_oracle_that_is_too_slow_fails_the_run_and_nothing_is_refused(world: SamplerWorld):
     world.oracle.delay_s = 5
     async with world.sampler(oracle={"timeout_s": 0.1, "max_attempts": 2}) as client:
-        run = await finish(client)
-        assert run.state == FAILED
-        assert "did not answer within 0.1 s" in run.error
+        run = await failed(client, "did not answer within 0.1 s")
         assert await pair_set(client, run.id) == set()
 
 
@@ -179,12 +172,9 @@ async def test_an_oracle_without_an_answer_to_a_third_of_the_nodes_fails_the_run
     hypotheses = [(f"tree-{n}", f"hypothesis {n}") for n in range(24)]
     world.oracle.behaviour = lambda task: None if int(task.query.split()[1]) % 3 == 0 else honest(task)
     async with world.sampler(oracle={"max_attempts": 1}) as client:
-        run = await finish(client, hypotheses=hypotheses, max_depth=0)
-        assert run.state == FAILED
-        assert "of the last" in run.error
+        run = await failed(client, "of the last", hypotheses=hypotheses, max_depth=0)
         world.oracle.behaviour = honest
-        await client.resume(run.id)
-        run = await client.wait(run.id)
+        run = await resumed(client, run.id)
         assert run.state == SUCCEEDED
         assert run.progress.nodes_failed <= 3
         answered = {query for query, *_ in await pair_set(client, run.id)}
@@ -197,10 +187,7 @@ async def test_the_last_unanswered_nodes_fail_the_run_once_and_are_left_out_afte
 ):
     world.oracle.behaviour = lambda task: None if "hypothesis" in task.query else honest(task)
     async with world.sampler() as client:
-        run = await finish(client, hypotheses=HYPOTHESES[:count])
-        assert run.state == FAILED
-        assert "0-0" in run.error
-        await client.resume(run.id)
-        run = await client.wait(run.id)
+        run = await failed(client, "0-0", hypotheses=HYPOTHESES[:count])
+        run = await resumed(client, run.id)
         assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, count)
         assert await pair_set(client, run.id) == set()

@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 import aeenc
 from aeenc import errors, trees, values
-from aeenc.oracle import EXPLAINS, REFUSES, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Verdict, Verdicts
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -26,28 +27,21 @@ async def tree_of(people: aeenc.PeopleClient, run_id: str) -> dict[str, str]:
     return {node.text: node.state.name for node in found.nodes}
 
 
-async def answer_of(people: aeenc.PeopleClient, run_id: str, query: str) -> values.TaskAnswer:
-    """The only answer to a query."""
-    [answer] = [one async for task in people.list_tasks(run_id) if task.task.query == query for one in task.answers]
-    return answer
-
-
-async def waits(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
-    """Returns once a query waits for people."""
+async def waits(people: aeenc.PeopleClient, run_id: str, *queries: str, state: str = "WAITING") -> None:
+    """Returns once each query waits for people, or the run has recorded what was said of it (`SETTLED`)."""
 
     async def there() -> bool:
-        return (await tree_of(people, run_id)).get(query) == "WAITING"
+        found = await tree_of(people, run_id)
+        return all(found.get(query) == state for query in queries)
 
     await eventually(there)
 
 
-async def settled(people: aeenc.PeopleClient, run_id: str, query: str) -> None:
-    """Returns once the run has recorded what was said of a query."""
-
-    async def there() -> bool:
-        return (await tree_of(people, run_id)).get(query) == "SETTLED"
-
-    await eventually(there)
+async def amend_root(people: aeenc.PeopleClient, run_id: str, verdicts: Verdicts, **more: Any) -> str:
+    """Amends the only answer to the first hypothesis; returns the id of the answer that is valid now."""
+    asked = [task async for task in people.list_tasks(run_id) if task.task.query == "hypothesis 0"]
+    [answer] = [one for task in asked for one in task.answers]
+    return await people.amend(answer.answer_id, verdicts, "ann", **more)
 
 
 async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWorld):
@@ -59,13 +53,9 @@ async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWo
         await waits(people, run_id, first.text)
         [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
         await people.submit(child, [])
-        await settled(people, run_id, first.text)
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        changed = await people.amend(
-            answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann", intermediates=["so it is"]
-        )
-        await waits(people, run_id, second.text)
-        await waits(people, run_id, "so it is")
+        await waits(people, run_id, first.text, state="SETTLED")
+        changed = await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)}, intermediates=["so it is"])
+        await waits(people, run_id, second.text, "so it is")
         assert (await tree_of(people, run_id))[first.text] == "SETTLED", "what was judged stays judged"
         for _ in range(2):
             [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
@@ -103,9 +93,8 @@ async def test_an_amendment_holds_in_every_tree_that_asks_the_query(world: Sampl
         await eventually(are_judged)
         if is_resumed:
             await asyncio.wait_for(sampler.wait(run.id), 40)
-        answer = await answer_of(people, run.id, "hypothesis 0")
         found = root.task.candidates[1].premise
-        await people.amend(answer.answer_id, {found.id: Verdict(EXPLAINS)}, "ann")
+        await amend_root(people, run.id, {found.id: Verdict(EXPLAINS)})
         for one in ("tree-0", "tree-1"):
             accepted = (await people.get_tree(run.id, one)).nodes[0].accepted
             assert [premise.premise_id for premise in accepted] == [found.id]
@@ -139,12 +128,11 @@ async def test_what_stands_deeper_is_judged_before_or_after_what_has_grown(world
         below = next(one.premise for one in child.task.candidates if one.premise.text != second.text)
         await people.submit(child, {below.id: Verdict(EXPLAINS)})
         await waits(people, run_id, below.text)
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann")
+        await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)})
         await waits(people, run_id, second.text)
         leases = {one.task.query: one for one in await people.lease("ann", max_tasks=2)}
         await people.submit(leases[second.text], [])
-        await settled(people, run_id, second.text)
+        await waits(people, run_id, second.text, state="SETTLED")
         assert not (await people.get_tree(run_id, "tree-0")).finished, "a node waits further down"
         await people.submit(leases[below.text], [])
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
@@ -159,8 +147,7 @@ async def test_a_run_that_has_succeeded_goes_on_where_more_was_accepted_since(wo
         with pytest.raises(errors.FailedPrecondition, match="has succeeded; start a new run"):
             await sampler.resume(run_id)
         second = root.task.candidates[1].premise
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann")
+        await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)})
         await sampler.resume(run_id)
         await waits(people, run_id, second.text)
         await people.submit(await take(people, "ann"), [])
@@ -174,10 +161,9 @@ async def test_the_next_sampler_lets_a_tree_grow_whose_sampler_has_died(world: S
     async with at_work(world, 2, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann", run_id, "tree-0")
         await people.submit(root, [])
-        await settled(people, run_id, "hypothesis 0")
+        await waits(people, run_id, "hypothesis 0", state="SETTLED")
         second = root.task.candidates[1].premise
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {second.id: Verdict(EXPLAINS)}, "ann")
+        await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)})
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": 0.0}}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         await waits(people, run_id, second.text)
@@ -190,10 +176,8 @@ async def test_what_hangs_on_a_premise_that_was_taken_back_leaves_the_queue_and_
         root = await take(people, "ann")
         first, second = (one.premise for one in root.task.candidates[:2])
         await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
-        await waits(people, run_id, first.text)
-        await waits(people, run_id, second.text)
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        changed = await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+        await waits(people, run_id, first.text, second.text)
+        changed = await amend_root(people, run_id, {first.id: REFUSES})
 
         async def is_gone() -> bool:
             [queue] = await people.list_queues()
@@ -228,11 +212,9 @@ async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_e
         root = await take(people, "ann")
         first, second = (one.premise for one in root.task.candidates[:2])
         await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
-        await waits(people, run_id, first.text)
-        await waits(people, run_id, second.text)
+        await waits(people, run_id, first.text, second.text)
         one, two = await people.lease("ann", max_tasks=2)
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {first.id: REFUSES, second.id: REFUSES}, "ann")
+        await amend_root(people, run_id, {first.id: REFUSES, second.id: REFUSES})
 
         async def are_cut() -> bool:
             return not {first.text, second.text} & (await tree_of(people, run_id)).keys()
@@ -274,8 +256,7 @@ async def test_a_cut_node_whose_sampler_ends_is_let_go_by_the_next_one_once_nobo
         await waits(people, run_id, first.text)
         lease = None if end == "nobody holds it" else await take(people, "ann", run_id, "tree-0")
         monkeypatch.setattr(PeopleGateway, "withdraw", AsyncMock())
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+        await amend_root(people, run_id, {first.id: REFUSES})
 
         async def is_cut() -> bool:
             return first.text not in await tree_of(people, run_id)
@@ -312,8 +293,7 @@ async def test_a_node_below_the_level_in_work_leaves_the_queue_when_it_is_cut_af
         below = next(one.premise for one in child.task.candidates if one.premise.text != second.text)
         await people.submit(child, {below.id: EXPLAINS})
         await waits(people, run_id, below.text)
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        changed = await people.amend(answer.answer_id, {second.id: EXPLAINS}, "ann")
+        changed = await amend_root(people, run_id, {second.id: EXPLAINS})
         await waits(people, run_id, second.text)
     async with world.sampler(queues={"team": queue}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
@@ -337,8 +317,7 @@ async def test_a_node_that_is_cut_before_its_task_is_queued_leaves_the_queue_onc
 
     async def amend_and_put(store: TaskStore, new: list[TaskRecord]) -> None:
         if not looked.is_set() and first.text in {one.task.query for one in new}:
-            answer = await answer_of(people, run_id, "hypothesis 0")
-            await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+            await amend_root(people, run_id, {first.id: REFUSES})
             await asyncio.wait_for(looked.wait(), 20)
         await put(store, new)
 
@@ -361,10 +340,8 @@ async def test_an_answer_that_accepts_a_cut_node_opens_it_again_whoever_works_on
         root = await take(people, "ann")
         first, second = (one.premise for one in root.task.candidates[:2])
         await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
-        await waits(people, run_id, first.text)
-        await waits(people, run_id, second.text)
-        answer = await answer_of(people, run_id, "hypothesis 0")
-        await people.amend(answer.answer_id, {first.id: REFUSES}, "ann")
+        await waits(people, run_id, first.text, second.text)
+        await amend_root(people, run_id, {first.id: REFUSES})
         await eventually(lambda: is_gone_from(people, run_id, first.text))
         await people.submit(await take(people, "ann"), [], additions=[first.id])
         await waits(people, run_id, first.text)

@@ -353,6 +353,20 @@ async def finish(client: aeenc.SamplerClient, **config: Any) -> sampler_pb2.Run:
     return await asyncio.wait_for(client.wait(run.id), 40)
 
 
+async def failed(client: aeenc.SamplerClient, *told: str, **config: Any) -> sampler_pb2.Run:
+    """Starts a run as `finish` does; it fails, and its error says all of this."""
+    run = await finish(client, **config)
+    assert run.state == types_pb2.WORK_STATE_FAILED
+    assert [one for one in told if one not in run.error] == [], run.error
+    return run
+
+
+async def resumed(client: aeenc.SamplerClient, run_id: str) -> sampler_pb2.Run:
+    """Resumes a run and waits for its end."""
+    await client.resume(run_id)
+    return await asyncio.wait_for(client.wait(run_id), 40)
+
+
 @asynccontextmanager
 async def at_work(
     world: SamplerWorld,
