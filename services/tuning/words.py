@@ -9,7 +9,7 @@ The first trial has the defaults, so that the result is never worse than they on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,8 +19,17 @@ import typer
 
 from aeenc.cli.corpus import LAYOUTS
 from aeenc.errors import FailedPrecondition, InvalidArgument
-from aeenc.evaluation import UNRANKED, average_precision, gold_of, load_data, recall_by_grade, strict_gold
+from aeenc.evaluation import (
+    UNRANKED,
+    accessible_of,
+    average_precision,
+    gold_of,
+    load_data,
+    recall_by_grade,
+    strict_gold,
+)
 from aeenc.evaluation.metrics import Ranks
+from aeenc.trees import Accessible
 from services.index.values import LexicalSettings, SearchHits
 
 if TYPE_CHECKING:
@@ -44,11 +53,15 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Queries, the grades of their premises, and the texts of the corpus in order: what settings are measured on."""
+    """Queries, the grades of their premises, and the texts of the corpus in order: what settings are measured on.
+
+    `accessible` has the ordinals of what may be found for a query, by its text; none: all.
+    """
 
     texts: Sequence[str]
     queries: Queries
     ranker: Ranker
+    accessible: Mapping[str, slice | list[int]] = field(default_factory=dict)
 
     @property
     def graded(self) -> bool:
@@ -89,9 +102,11 @@ class Measured:
         from services.index.lexical.bm25 import best
 
         allowed = None
-        if text in ordinal:
-            allowed = np.ones(len(self.texts), dtype=bool)
-            allowed[ordinal[text]] = False
+        if text in ordinal or text in self.accessible:
+            allowed = np.zeros(len(self.texts), dtype=bool)
+            allowed[self.accessible.get(text, slice(None))] = True
+            if text in ordinal:
+                allowed[ordinal[text]] = False
         terms, k = index.terms(text), LENGTH if self.graded else DEPTH
         hits = index.iterate(terms, k, allowed) if self.ranker == "iterative" else best(index.scores(terms), k, allowed)
         return ranks_in(hits, [ordinal[one] for one in grades])
@@ -169,7 +184,15 @@ def measured_on(directory: Path, split: str, ranker: Ranker, most: int, seed: in
         kept = [kept[n] for n in drawn]
     if not kept:
         raise InvalidArgument(f"split {split!r} of {directory} has no query with a gold premise; name another split")
-    return Measured([candidate.text for candidate in dataset.candidates()], kept, ranker)
+    candidates = dataset.candidates()
+    ordinal = {candidate.id: n for n, candidate in enumerate(candidates)}
+    accessible = {text: _ordinals(one, ordinal) for text, one in accessible_of(dataset, split).items()}
+    return Measured([candidate.text for candidate in candidates], kept, ranker, accessible)
+
+
+def _ordinals(accessible: Accessible, ordinal: Mapping[str, int]) -> slice | list[int]:
+    end = ordinal.get(accessible.before_id, len(ordinal))
+    return [n for one in accessible.only_ids if (n := ordinal[one]) < end] if accessible.only_ids else slice(end)
 
 
 def command(
@@ -183,7 +206,10 @@ def command(
     lemmas: Annotated[bool, typer.Option(help="Also try lemmas, which need the extra index-lemmas.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
 ) -> None:
-    """Searches for the settings of BM25 that find most of a split's gold premises, and prints them for the index."""
+    """Searches for the settings of BM25 that find most of a split's gold premises, and prints them for the index.
+
+    Where --data says which premises are accessible to a query, no other is ranked for it.
+    """
     from aeenc.cli.output import output_of, table
 
     check_installed(

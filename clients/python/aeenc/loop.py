@@ -24,6 +24,7 @@ from aeenc import errors, values
 from aeenc.blocking import Client
 from aeenc.files.lines import json_file
 from aeenc.files.whole import whole_file
+from aeenc.trees import Accessible
 from aeenc.values import WorkState
 
 __all__ = [
@@ -60,8 +61,11 @@ class RolloutIncomplete(errors.DeadlineExceeded):
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """The plan of a loop. `run` and `job` are further fields of RunConfig and JobConfig; `later_run` those of RunConfig
-    that differ from round 2 on.
+    """The plan of a loop. `run` and `job` are further arguments of `start_run` and `start_job`; `later_run` those of
+    `start_run` that differ from round 2 on.
+
+    `accessible` maps texts of `validation` to the premises that may be found for them, by id, in the evaluations; those
+    not there: all. What may explain a hypothesis is an argument in `run`. A job's own validation knows neither.
 
     Each round learns from the pairs of all rounds so far. With `restart` it starts from the pre-trained encoder, else
     from the round before. It ends early after `patience` rounds in a row that do not lift the strict MAP on
@@ -83,6 +87,7 @@ class LoopPlan:
     job: Mapping[str, Any] = field(default_factory=dict)
     later_run: Mapping[str, Any] = field(default_factory=dict)
     mode: Literal["single", "siamese", "dual"] = "single"
+    accessible: Mapping[str, Accessible] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.trains_premises and self.label != STABLE:
@@ -102,6 +107,8 @@ class LoopPlan:
         values = {**vars(self), "rounds": 0, "patience": 0, **chosen}
         if not self.trains_premises:
             del values["mode"]  # as before there were others
+        if not self.accessible:
+            del values["accessible"]  # as before there was any
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -339,7 +346,14 @@ class Loop:
         plan, trainer = self._plan, self._client.trainer
         tandem = trainer.get_checkpoint(version).tandem if plan.trains_premises and version else None
         generation = tandem.generation if tandem else ""
-        report = trainer.evaluate(plan.corpus, plan.validation, label=label, version=version, generation=generation)
+        report = trainer.evaluate(
+            plan.corpus,
+            plan.validation,
+            label=label,
+            version=version,
+            generation=generation,
+            accessible=plan.accessible,
+        )
         now.report = self._report_dict(report)
         now.version = report.model_version
         now.validation_map = report.strict.map

@@ -1,10 +1,24 @@
 """`aeenc loop`: what the services are asked for, what is told after each round, and how it goes on."""
 
+import csv
+import json
+from pathlib import Path
+
 import pytest
 
 from aeenc.v1 import sampler_pb2, trainer_pb2
 from support.worlds.loop_world import CountingServices, all_three
 from support.worlds.sampler_world import serving
+
+LEMMAS = Path(__file__).parents[3] / "examples" / "lemmas"
+
+
+def before_of(split: str) -> dict[str, str]:
+    """What each query of a split of the lemmas must stand before, by text."""
+    with (LEMMAS / "qrels" / f"{split}.tsv").open(encoding="utf-8") as file:
+        asked = {row["query-id"] for row in csv.DictReader(file, delimiter="\t")}
+    queries = map(json.loads, (LEMMAS / "queries.jsonl").read_text(encoding="utf-8").splitlines())
+    return {query["text"]: query["before"] for query in queries if query["_id"] in asked}
 
 
 async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
@@ -44,6 +58,17 @@ async def test_a_loop_that_could_not_publish_its_rounds_is_refused_before_it_sam
         where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
         refused = await aeenc(*where, "--json", "loop", "science", "--data", trees, *words)
     assert (refused.code, said in refused.error["message"], services.runs) == (2, True, {})
+
+
+async def test_only_what_stands_before_a_lemma_is_shown_and_ranked_for_it(aeenc):
+    services = CountingServices()
+    async with serving(all_three, services) as port:
+        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}", "--json")
+        sampled = await aeenc(*where, "sample", "lemmas", "--data", LEMMAS, "--no-wait")
+        looped = await aeenc(*where, "loop", "lemmas", "--data", LEMMAS, "--rounds", 2)
+    assert (sampled.code, looped.code) == (0, 0), sampled.stderr + looped.stderr
+    assert services.explained == [before_of("train")] * 3, "the run, and that of either round"
+    assert services.measured == [before_of("dev")] * 3, "before the first round, and after either"
 
 
 async def test_positives_alone_may_be_collected_after_the_first_round(aeenc, trees):

@@ -140,6 +140,21 @@ def test_a_query_does_not_find_its_own_text():
     assert Measured(texts, [(texts[0], {texts[1]: 1.0})], "bm25").value(LexicalSettings()) == 1.0
 
 
+@pytest.mark.parametrize("ranker", ["bm25", "iterative"])
+@pytest.mark.parametrize(
+    ("told", "value"),
+    [("", 0.25), (', "before": "d3"', 0.5), (', "only": ["d4", "d2"]', 0.5), (', "only": ["d2"], "before": "d3"', 1.0)],
+)
+def test_only_what_is_accessible_to_a_query_is_ranked_for_it(tmp_path: Path, ranker, told: str, value: float):
+    facts = ["iron metal", "a metal such as iron is mined", "iron metal iron", "metal iron metal"]
+    lines = [json.dumps({"_id": f"d{n}", "text": text}) for n, text in enumerate(facts, start=1)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    (tmp_path / "queries.jsonl").write_text(f'{{"_id": "q", "text": "iron is a metal"{told}}}')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq\td2\t1\n")
+    assert measured_on(tmp_path, "dev", ranker, 0, 0).value(LexicalSettings()) == value
+
+
 def test_tuning_is_never_worse_than_the_defaults_and_repeats_itself():
     pytest.importorskip("optuna")
     measured = measured_on(SAMPLE, "train", "iterative", 4, 3)

@@ -37,6 +37,8 @@ class CountingServices(
     labels: dict[str, str] = field(default_factory=lambda: {"stable": "q0"})
     published: list[tuple[str, bool]] = field(default_factory=list)  # but for trials
     tried: list[str] = field(default_factory=list)
+    explained: list[dict[str, str]] = field(default_factory=list)  # before_id by text, a run
+    measured: list[dict[str, str]] = field(default_factory=list)  # before_id by text, an evaluation
     positives: int = 7
     failures: int = 0  # of the next runs and jobs, until they are resumed
     cancelled: set[str] = field(default_factory=set)  # ids of runs and jobs
@@ -57,6 +59,7 @@ class CountingServices(
     async def StartRun(self, request_iterator: Any, context: Any) -> Any:
         [request] = [request async for request in request_iterator]
         self.runs.setdefault(request.config.idempotency_key, request.config)
+        self.explained.append({one.text: one.before_id for one in request.hypotheses})
         return sampler_pb2.StartRunResponse(run=self._run(f"r{list(self.runs).index(request.config.idempotency_key)}"))
 
     async def WatchRun(self, request: Any, context: Any) -> Any:
@@ -87,7 +90,9 @@ class CountingServices(
         return trainer_pb2.ResumeJobResponse(job=self._job(request.job_id))
 
     async def Evaluate(self, request_iterator: Any, context: Any) -> Any:
-        model = (await anext(request_iterator)).config.model
+        requests = [request async for request in request_iterator]
+        model = requests[0].config.model
+        self.measured.append({one.text: one.before_id for request in requests for one in request.queries})
         version = model.version or self.labels[model.label]
         assert version in self.labels.values(), "an encoder serves what a label names"
         metrics = types_pb2.RetrievalMetrics(map=self.maps[int(version[1:])])

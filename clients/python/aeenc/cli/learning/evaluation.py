@@ -205,7 +205,8 @@ def evaluate(
 
     Without --mode and the other options of Retrieve, by the encoder's cosines with all premises. With --json, all
     metrics are there in any case. Quality by the words that premise and query share is
-    told, except with --conditioned or for more than 100,000 gold pairs.
+    told, except with --conditioned or for more than 100,000 gold pairs. Where --data says which premises are accessible
+    to a query, no other is ranked for it.
     """
     check_model(label, version)
     if conditioned and run is not None:

@@ -16,7 +16,7 @@ from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
-from aeenc.evaluation import gold_of, load_data
+from aeenc.evaluation import accessible_of, gold_of, load_data
 from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.transport.targets import home
 
@@ -70,25 +70,32 @@ def loop(
     """Samples, trains, measures and publishes in rounds. Interrupted anywhere, the same command goes on where it was.
 
     A round's encoder is published when it is better than those before, or when a further round samples with it. A run
-    or job that was cancelled meanwhile ends the command; given again, it resumes it.
+    or job that was cancelled meanwhile ends the command; given again, it resumes it. Runs and evaluations keep to the
+    premises that --data says are accessible to a query.
     """
     if mode != "single" and recipe.get("loss", FULL_CORPUS) == FULL_CORPUS:  # refused before a round has sampled
         raise InvalidArgument(f"--mode {mode} needs another loss than {FULL_CORPUS}; give --loss triplet-margin")
     first = "positives_only" if collect == "positives-only" else "both"
     dataset = load_data(data)
+    validation = gold_of(dataset, split)
+    measured = {text for text, _ in validation}
+    run = {"k": k, "split": TRAINING_SPLIT, "collect": first}
+    if accessible := accessible_of(dataset, TRAINING_SPLIT):  # else journals stay those of plans that said nothing
+        run["accessible"] = accessible
     plan = LoopPlan(
         corpus=corpus,
         hypotheses=hypotheses_of(dataset, TRAINING_SPLIT),
-        validation=gold_of(dataset, split),
+        validation=validation,
         oracle=oracle,
         rounds=rounds,
         restart=restart,
         patience=patience,
         label=label,
-        run={"k": k, "split": TRAINING_SPLIT, "collect": first},
+        run=run,
         later_run={"collect": "positives_only"} if collect == "positives-later" else {},
         job=recipe,
         mode=mode,
+        accessible={text: one for text, one in accessible_of(dataset, split).items() if text in measured},
     )
     out = output_of(context)
     kept = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)

@@ -144,7 +144,10 @@ def sample(
     ] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
-    """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs."""
+    """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs.
+
+    Where --data says which premises are accessible to a query, it is shown no other.
+    """
     dataset: Source | None = None
     roots: list[Root] = []
     accessible: dict[str, Accessible] = {}
