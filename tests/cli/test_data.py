@@ -3,12 +3,15 @@
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from aeenc.cli.data import ENTAILMENTBANK_FILES, blob_id, fetch_entailmentbank
 from aeenc.errors import AlreadyExists, DataLoss, Unavailable
 from aeenc.trees import Dataset
+
+LEMMAS = Path(__file__).parents[2] / "examples" / "lemmas"
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -100,3 +103,8 @@ async def test_a_data_set_is_checked_and_a_leak_ends_with_1(aeenc, trees, leak, 
     assert any(fault["kind"] == "query-in-train" for fault in ended.json["faults"]) is leak
     shown = await aeenc("data", "check", trees)
     assert "│ train │ 1" in shown.stdout
+
+
+async def test_a_folder_of_beir_is_checked(aeenc):
+    ended = await aeenc("--json", "data", "check", LEMMAS)
+    assert (ended.code, ended.json["grave"]) == (0, 0), ended.stderr

@@ -99,6 +99,90 @@ def test_every_line_that_cannot_be_read_is_named_and_the_others_are_checked(fold
     assert Fault("query-in-train", "dev", "ice melts") in found
 
 
+CORPUS = [("d1", "ice is a solid"), ("d2", "heat melts solids"), ("d3", "birds have wings")]
+QUERIES = [("q1", "ice melts"), ("q2", "birds fly")]
+QRELS = {"train": [("q1", "d1"), ("q1", "d2")], "dev": [("q2", "d3")]}
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    for name, texts in {"corpus": CORPUS, "queries": QUERIES}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(_line(*one) for one in texts))
+    (tmp_path / "qrels").mkdir()
+    for split, judged in QRELS.items():
+        lines = "".join(f"{query}\t{document}\t1\n" for query, document in judged)
+        (tmp_path / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    return tmp_path
+
+
+def _line(name: str, text: str) -> str:
+    return json.dumps({"_id": name, "text": text}) + "\n"
+
+
+BEIR_DAMAGES: dict[str, tuple[dict[str, str], tuple[str, str, str]]] = {  # name -> lines added, fault
+    "a query of dev in train": (
+        {"queries.jsonl": _line("q3", "ice melts"), "qrels/dev.tsv": "q3\td1\t1\n"},
+        ("query-in-train", "dev", "ice melts"),
+    ),
+    "a query of dev in train, but for case and an article": (
+        {"queries.jsonl": _line("q3", "The ice melts!"), "qrels/dev.tsv": "q3\td1\t1\n"},
+        ("query-nearly-in-train", "dev", "The ice melts!"),
+    ),
+    "a query as its own gold": (
+        {"corpus.jsonl": _line("d4", "birds fly"), "qrels/dev.tsv": "q2\td4\t1\n"},
+        ("query-is-its-gold", "dev", "birds fly"),
+    ),
+    "a document cut off": ({"corpus.jsonl": '{"_id": "d\n'}, ("unreadable", "facts", "corpus.jsonl:4: not JSON")),
+    "a query that is no object": ({"queries.jsonl": "[]\n"}, ("unreadable", "queries", "queries.jsonl:3: must be")),
+    "an id of two queries": (
+        {"queries.jsonl": _line("q2", "fish swim")},
+        ("unreadable", "queries", "queries.jsonl:3: the _id 'q2' stands in an earlier line"),
+    ),
+    "an id of two documents": (
+        {"corpus.jsonl": _line("d1", "snow")},
+        ("unreadable", "facts", "corpus.jsonl:4: the _id 'd1' stands in an earlier line"),
+    ),
+    "gold that the corpus lacks": ({"qrels/dev.tsv": "q2\td9\t1\n"}, ("unreadable", "dev", "no text of 'd9'")),
+    "a query that is not there": ({"qrels/dev.tsv": "q9\td1\t1\n"}, ("unreadable", "dev", "no text of query 'q9'")),
+    "a score that is no number": ({"qrels/dev.tsv": "q2\td1\thigh\n"}, ("unreadable", "dev", "must be a number")),
+    "a list that is empty": (
+        {"queries.jsonl": '{"_id": "q3", "text": "fish swim", "only": []}\n'},
+        ("unreadable", "queries", "query 'q3'"),
+    ),
+    "a document twice": ({"corpus.jsonl": _line("d4", "ice is a solid")}, ("near-duplicate", "facts", "ice is a")),
+    "documents of the same words": (
+        {"corpus.jsonl": _line("d4", "The ice is a solid.")},
+        ("near-duplicate", "facts", "The ice is a solid."),
+    ),
+}
+
+
+def _damage(folder: Path, added: dict[str, str]) -> None:
+    for name, lines in added.items():
+        (folder / name).write_text((folder / name).read_text() + lines)
+
+
+@pytest.mark.parametrize(("added", "fault"), BEIR_DAMAGES.values(), ids=BEIR_DAMAGES)
+def test_each_damage_of_a_folder_of_beir_is_named(beir: Path, added: dict[str, str], fault: tuple[str, str, str]):
+    assert faults_of(beir) == []
+    _damage(beir, added)
+    assert [(one.kind, one.split) for one in faults_of(beir)] == [fault[:2]]
+    assert fault[2] in faults_of(beir)[0].text
+
+
+def test_all_faults_of_a_folder_of_beir_are_named_at_once(beir: Path):
+    chosen = ("a document cut off", "a query that is no object", "gold that the corpus lacks", "a document twice")
+    for name in chosen:
+        _damage(beir, BEIR_DAMAGES[name][0])
+    found = [(one.kind, one.split) for one in faults_of(beir)]
+    assert found == [BEIR_DAMAGES[name][1][:2] for name in chosen]
+
+
+def test_a_folder_of_beir_without_train_leaves_leaks_unknown(beir: Path):
+    (beir / "qrels" / "train.tsv").unlink()
+    assert [(one.kind, one.split) for one in faults_of(beir)] == [("train-missing", "dev")]
+
+
 def test_another_layout_is_refused(tmp_path: Path):
     with pytest.raises(NotFound, match="dataset/task_1"):
         faults_of(tmp_path)

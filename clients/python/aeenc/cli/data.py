@@ -115,14 +115,14 @@ def fetch(
 
 def check(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory in EntailmentBank's layout.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory in EntailmentBank's or BEIR's layout.")],
     every: Annotated[bool, typer.Option("--all", help="Print every fault, not an example of each kind.")] = False,
 ) -> None:
     """Looks for faults of a data set that no figure shows, and for each line that cannot be read.
 
-    Faults are queries of another split that are also in train, gold leaves that the
-    fact file lacks, candidates that differ only in case, punctuation and
-    articles, and ids of several trees. Prints how many there are of each kind
+    Faults are queries of another split that are also in train, gold that the
+    facts lack, candidates that differ at most in case, punctuation and articles,
+    and ids of several trees, queries or documents. Prints how many there are of each kind
     and split, with an example. The exit code is 1 if a line cannot be read, a
     query of another split is in train, or the folder has no train split.
     """

@@ -11,16 +11,17 @@ A query with `before` may be explained by premises that stand before that one in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs, textgraphs_splits
 from aeenc.evaluation.trec import read_grades
-from aeenc.files.lines import json_lines, refuse_half
-from aeenc.trees.dataset import Accessible, Candidate, Dataset
+from aeenc.files.lines import parsed, refuse_half, text_lines
+from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate, Dataset
 
 Source = Dataset | RatedDataset
 Gold = tuple[str, Sequence[str] | Mapping[str, float]]  # a query and its gold premises, as texts, maybe with grades
@@ -33,13 +34,13 @@ def load_data(directory: Path | str) -> Source:
     root = Path(directory)
     if splits := textgraphs_splits(root):
         return RatedDataset({split: read_textgraphs(root, split) for split in splits})
-    return RatedDataset(read_beir(root)) if _qrels(root) else Dataset.load(root)
+    return RatedDataset(read_beir(root)) if beir_splits(root) else Dataset.load(root)
 
 
 def splits_in(directory: Path | str) -> tuple[str, ...]:
     """Lists the splits of a directory without reading them. Raises NotFound for an unknown layout."""
     root = Path(directory)
-    return textgraphs_splits(root) or tuple(_qrels(root)) or Dataset.splits_in(root)
+    return textgraphs_splits(root) or beir_splits(root) or Dataset.splits_in(root)
 
 
 def gold_of(dataset: Source, split: str) -> list[Gold]:
@@ -108,43 +109,82 @@ def _check_standing(names: Collection[str], standing: Mapping[str, str]) -> None
         )
 
 
-def read_beir(root: Path) -> dict[str, RatedSet]:
+def beir_splits(root: Path) -> tuple[str, ...]:
+    """Lists the splits of a directory in BEIR's layout without reading them; none for another layout."""
+    return tuple(_qrels(root))
+
+
+def _refuse(_where: str, error: InvalidArgument) -> None:
+    raise error
+
+
+def read_beir(root: Path, refuse: Callable[[str, InvalidArgument], None] = _refuse) -> dict[str, RatedSet]:
     """Reads the splits of a directory in BEIR's layout. Documents without a word are left out.
 
-    Raises InvalidArgument naming file and line, and for a judgement of what is not there.
+    Raises InvalidArgument naming file and line, and for a judgement of what is not there. A `refuse` that returns gets
+    each of these errors with where it is (`facts`, `queries` or the split), and what is at fault is left out.
     """
-    facts = {name: text for name, (text, _) in _records(root / CORPUS).items()}
-    asked = _records(root / QUERIES)
-    accessible = {name: _accessible(root / QUERIES, name, record) for name, (_, record) in asked.items()}
-    queries = {name: RatedQuery(name, text, {}, accessible[name]) for name, (text, _) in asked.items()}
-    return {split: RatedSet(facts, tuple(_judged(path, facts, queries))) for split, path in _qrels(root).items()}
+    facts = {name: text for name, (text, _) in _records(root / CORPUS, partial(refuse, FACTS)).items()}
+    queries: dict[str, RatedQuery] = {}
+    for name, (text, record) in _records(root / QUERIES, partial(refuse, "queries")).items():
+        may = EVERYTHING
+        try:
+            may = _accessible(root / QUERIES, name, record)
+        except InvalidArgument as error:
+            refuse("queries", error)
+        queries[name] = RatedQuery(name, text, {}, may)
+    return {
+        split: RatedSet(facts, tuple(_judged(path, facts, queries, partial(refuse, split))))
+        for split, path in _qrels(root).items()
+    }
 
 
 def _qrels(root: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted((root / "qrels").glob("[!.]*.tsv"))} if (root / CORPUS).is_file() else {}
 
 
-def _judged(qrels: Path, facts: Mapping[str, str], queries: Mapping[str, RatedQuery]) -> Iterator[RatedQuery]:
+def _judged(
+    qrels: Path,
+    facts: Mapping[str, str],
+    queries: Mapping[str, RatedQuery],
+    refuse: Callable[[InvalidArgument], None],
+) -> Iterator[RatedQuery]:
     places = {text: place for place, text in enumerate(dict.fromkeys(facts.values()))}  # as a corpus has them
-    for name, told in read_grades(qrels).items():
+    rated: dict[str, dict[str, float]] = {}
+    try:
+        rated = read_grades(qrels)
+    except InvalidArgument as error:
+        refuse(error)
+    for name, told in rated.items():
         if name not in queries:
-            raise InvalidArgument(f"{qrels}: {QUERIES} has no text of query {name!r}; add it, or leave the query out")
-        may = queries[name].accessible
-        named = [*(one for one, grade in told.items() if grade), *filter(None, [may.before_id]), *may.only_ids]
-        if absent := [one for one in named if one not in facts]:
-            raise InvalidArgument(
-                f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {name!r} is judged by, or names as what "
-                "may explain it; add it, or leave it out"
-            )
-        end = places[facts[may.before_id]] if may.before_id else len(places)
-        only = {facts[one] for one in may.only_ids or facts}
-        for one, grade in told.items():
-            if grade and (places[facts[one]] >= end or facts[one] not in only):
-                raise InvalidArgument(
-                    f"{qrels}: {one!r} explains query {name!r}, whose `before` or `only` in {QUERIES} leaves it out; "
-                    "correct one of them"
-                )
+            refuse(InvalidArgument(f"{qrels}: {QUERIES} has no text of query {name!r}; add it, or leave the query out"))
+            continue
+        try:
+            _check_judged(qrels, queries[name], told, facts, places)
+        except InvalidArgument as error:
+            refuse(error)
         yield replace(queries[name], grades={one: grade for one, grade in told.items() if one in facts})
+
+
+def _check_judged(
+    qrels: Path, query: RatedQuery, told: Mapping[str, float], facts: Mapping[str, str], places: Mapping[str, int]
+) -> None:
+    """Raises InvalidArgument for gold that the corpus lacks, or that may not explain the query."""
+    may = query.accessible
+    named = [*(one for one, grade in told.items() if grade), *filter(None, [may.before_id]), *may.only_ids]
+    if absent := [one for one in named if one not in facts]:
+        raise InvalidArgument(
+            f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {query.id!r} is judged by, or names as what "
+            "may explain it; add it, or leave it out"
+        )
+    end = places[facts[may.before_id]] if may.before_id else len(places)
+    only = {facts[one] for one in may.only_ids or facts}
+    for one, grade in told.items():
+        if grade and (places[facts[one]] >= end or facts[one] not in only):
+            raise InvalidArgument(
+                f"{qrels}: {one!r} explains query {query.id!r}, whose `before` or `only` in {QUERIES} leaves it out; "
+                "correct one of them"
+            )
 
 
 def _accessible(path: Path, name: str, record: Mapping[str, object]) -> Accessible:
@@ -159,18 +199,36 @@ def _accessible(path: Path, name: str, record: Mapping[str, object]) -> Accessib
     return Accessible(before, tuple(only))
 
 
-def _records(path: Path) -> dict[str, tuple[str, dict[str, object]]]:
+def _records(path: Path, refuse: Callable[[InvalidArgument], None]) -> dict[str, tuple[str, dict[str, object]]]:
     """Reads the texts of a file by their ids, each with the object that holds it; those without a word are left out."""
     found: dict[str, tuple[str, dict[str, object]]] = {}
-    for place, record in json_lines(path):
-        fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else []
-        name, *words = [field for field in fields if isinstance(field, str)] or [""]
-        if not name or len(words) < 2 or not isinstance(record, dict):
-            raise InvalidArgument(f"{place}: must be an object with `_id` and `text`, strings, as BEIR's files have it")
-        text = " ".join(part for part in words if part.strip())
-        for written in (name, text):
-            refuse_half(place, written)
-        if name in found:
-            raise InvalidArgument(f"{place}: the _id {name!r} stands in an earlier line, too; give each text its own")
-        found[name] = text, record
+    try:
+        for place, line in text_lines(path):
+            if line.strip():
+                try:
+                    name, text, record = _record(place, line, found)
+                except InvalidArgument as error:
+                    refuse(error)
+                else:
+                    found[name] = text, record
+    except InvalidArgument as error:  # the lines behind it are unreadable as well
+        refuse(error)
     return {name: one for name, one in found.items() if one[0]}
+
+
+def _record(place: str, line: str, earlier: Collection[str]) -> tuple[str, str, dict[str, object]]:
+    """Reads the id and the text of a line, and the object that holds them.
+
+    Raises InvalidArgument naming the place, for an id of `earlier` lines, too.
+    """
+    record = parsed(place, line)
+    fields = [record.get(name, "") for name in ("_id", "title", "text")] if isinstance(record, dict) else []
+    name, *words = [field for field in fields if isinstance(field, str)] or [""]
+    if not name or len(words) < 2 or not isinstance(record, dict):
+        raise InvalidArgument(f"{place}: must be an object with `_id` and `text`, strings, as BEIR's files have it")
+    text = " ".join(part for part in words if part.strip())
+    for written in (name, text):
+        refuse_half(place, written)
+    if name in earlier:
+        raise InvalidArgument(f"{place}: the _id {name!r} stands in an earlier line, too; give each text its own")
+    return name, text, record

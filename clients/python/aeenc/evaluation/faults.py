@@ -6,12 +6,14 @@ A text *nearly* equals another if both have the same words (`normalised`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument, InvalidTree
+from aeenc.evaluation.datasets import Gold, beir_splits, gold_of, grades_of, read_beir
 from aeenc.evaluation.leaves import normalised
+from aeenc.evaluation.textgraphs import RatedDataset
 from aeenc.files.lines import text_lines
 from aeenc.trees.dataset import FACTS, FACTS_FILE, Dataset, read_facts, tree_files
 from aeenc.trees.files import tree_at
@@ -35,8 +37,9 @@ _GRAVE = ("unreadable", "train-missing", "query-in-train", "query-nearly-in-trai
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: its kind (`FAULTS`), the split where it stands (`facts`: the fact file), and the text at fault.
+    """One fault: its kind (`FAULTS`), the split where it stands, and the text at fault.
 
+    In place of a split, `facts` is the fact file or BEIR's corpus, and `queries` BEIR's queries.
     `unreadable`, `train-missing` and `facts-missing` have a message in place of a text, `repeated-id` an id. `other`
     is the text that it nearly equals: a query of train, a fact, or another candidate. Empty: there is none.
     """
@@ -53,11 +56,25 @@ class Fault:
 
 
 def faults_of(directory: Path | str) -> list[Fault]:
-    """Lists the faults of a directory in EntailmentBank's layout, by split. Raises NotFound for another layout.
+    """Lists the faults of a directory in the layout of EntailmentBank or BEIR. Raises NotFound for another layout.
 
-    What cannot be read is a fault, too: each line of a tree file, and the fact file as a whole.
+    What cannot be read is a fault, too: each line of a tree file, of BEIR's corpus and of its queries, each query whose
+    judgements name what is not there, and the fact file and a file of qrels as a whole.
     """
     root = Path(directory)
+    return _faults_of_beir(root) if beir_splits(root) else _faults_of_trees(root)
+
+
+def _faults_of_beir(root: Path) -> list[Fault]:
+    found: list[Fault] = []
+    rated = read_beir(root, lambda where, error: found.append(Fault("unreadable", where, error.message)))
+    dataset = RatedDataset(rated)
+    found += _leaks(root, {split: gold_of(dataset, split) for split in dataset.splits})
+    facts = next(iter(rated.values())).facts
+    return [*found, *_near_duplicates((text, FACTS) for text in facts.values())]
+
+
+def _faults_of_trees(root: Path) -> list[Fault]:
     found: list[Fault] = []
     facts: dict[str, str] = {}
     try:
@@ -77,14 +94,13 @@ def faults_of(directory: Path | str) -> list[Fault]:
                 found.append(Fault("unreadable", split, tree))
     dataset = Dataset(root, facts, trees)
     known = _by_words(facts.values())
-    trained = {query.text for query in dataset.queries(TRAIN)} if TRAIN in trees else None
     for split in dataset.splits:
         ids = Counter(tree.id for tree in dataset.trees(split))
         found += [Fault("repeated-id", split, one) for one, count in ids.items() if count > 1]
-        found += _leaks(dataset, split, trained)
         if facts:
             found += _unknown_gold(dataset, split, known)
-    return [*found, *_near_duplicates(dataset)]
+    found += _leaks(root, {split: gold_of(dataset, split) for split in dataset.splits})
+    return [*found, *_near_duplicates((one.text, one.splits[0]) for one in dataset.candidates())]
 
 
 def _trees_in(path: Path) -> Iterator[Tree | str]:
@@ -105,26 +121,23 @@ def _trees_in(path: Path) -> Iterator[Tree | str]:
             yield f"{path}:1: holds no trees; write one JSON object a line"
 
 
-def _leaks(dataset: Dataset, split: str, trained: Set[str] | None) -> Iterator[Fault]:
-    queries = dataset.queries(split)
-    for query in queries:
-        if query.text in query.gold:
-            yield Fault("query-is-its-gold", split, query.text)
-    if split == TRAIN:
-        return
-    if trained is None:
-        yield Fault(
-            "train-missing",
-            split,
-            f"{dataset.directory} has no split {TRAIN!r}: what {split} shares with it is unknown",
-        )
-        return
+def _leaks(root: Path, gold: Mapping[str, Sequence[Gold]]) -> Iterator[Fault]:
+    """Yields the queries that tell what is asked of them; `gold` has those of each split."""
+    trained = {query for query, _ in gold.get(TRAIN, ())}
     nearly = _by_words(trained)
-    for query in queries:
-        if query.text in trained:
-            yield Fault("query-in-train", split, query.text)
-        elif (other := nearly.get(normalised(query.text))) is not None:
-            yield Fault("query-nearly-in-train", split, query.text, other)
+    for split, queries in gold.items():
+        for query, premises in queries:
+            if grades_of(premises).get(query):
+                yield Fault("query-is-its-gold", split, query)
+        if TRAIN not in gold:
+            message = f"{root} has no split {TRAIN!r}: what {split} shares with it is unknown"
+            yield Fault("train-missing", split, message)
+        elif split != TRAIN:
+            for query, _ in queries:
+                if query in trained:
+                    yield Fault("query-in-train", split, query)
+                elif (other := nearly.get(normalised(query))) is not None:
+                    yield Fault("query-nearly-in-train", split, query, other)
 
 
 def _unknown_gold(dataset: Dataset, split: str, nearly: Mapping[str, str]) -> Iterator[Fault]:
@@ -135,12 +148,15 @@ def _unknown_gold(dataset: Dataset, split: str, nearly: Mapping[str, str]) -> It
             yield Fault("gold-not-a-fact", split, text, nearly.get(normalised(text), ""))
 
 
-def _near_duplicates(dataset: Dataset) -> Iterator[Fault]:
+def _near_duplicates(candidates: Iterable[tuple[str, str]]) -> Iterator[Fault]:
+    """Yields each text whose words an earlier one has; `candidates` are texts, each with its split."""
     met: dict[str, str] = {}
-    for candidate in dataset.candidates():
-        other = met.setdefault(normalised(candidate.text), candidate.text)
-        if other != candidate.text:
-            yield Fault("near-duplicate", candidate.splits[0], candidate.text, other)
+    for text, split in candidates:
+        words = normalised(text)
+        if words in met:
+            yield Fault("near-duplicate", split, text, met[words])
+        else:
+            met[words] = text
 
 
 def _by_words(texts: Iterable[str]) -> dict[str, str]:
