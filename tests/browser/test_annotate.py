@@ -433,6 +433,7 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
         other = await at.run(["hypothesis 1", "hypothesis 2", "hypothesis 3"], max_depth=0)
         page = await at.window("lead", "adjudicator")
+        await shown(page, "hypothesis 1")  # whoever leaves while a task is on its way gives it back
         await page.get_by_role("link", name="Lead").click()
         await page.get_by_text("Nothing yet.").wait_for()
         taken = await page.evaluate(
