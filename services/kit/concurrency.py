@@ -131,18 +131,19 @@ class ChildProcess:
     """A process that this one starts. It shares our output, and ends when this one dies if it has `end_with_parent`."""
 
     def __init__(self, *command: str, line: str = "") -> None:
-        """Starts a command with a pipe as its lifeline, by which it first gets a line, if there is one.
+        """Starts a command with a pipe on its standard input, which carries `line`, then tells it that we live.
 
         Avoids asyncio: uvloop forks, and grpc's handlers in a forked process crash it one time in seventy and sometimes
         break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
         In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
         """
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        if line and self._process.stdin is not None:
-            self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
+        if line and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has died: its exit status tells
+                self._process.stdin.write(f"{line}\n".encode())
+                self._process.stdin.flush()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         status = self._process.wait()

@@ -65,7 +65,7 @@ class LoopPlan:
     `start_run` that differ from round 2 on.
 
     `accessible` maps texts of `validation` to the premises that may be found for them, by id, in the evaluations; those
-    not there: all. What may explain a hypothesis is an argument in `run`. A job's own validation knows neither.
+    not there: all. What may explain a hypothesis is an argument in `run`. A job's own validation ignores both.
 
     Each round learns from the pairs of all rounds so far. With `restart` it starts from the pre-trained encoder, else
     from the round before. It ends early after `patience` rounds in a row that do not lift the strict MAP on

@@ -289,8 +289,9 @@ export class Client {
       } catch (error) {
         brokenAt ??= performance.now();
         const isAway = error instanceof AeencError && error.isTransient;
-        if (!isAway || performance.now() - brokenAt > this.#timeoutMs) throw error;
+        if (!isAway) throw error;
         const pauseMs = Math.max(PAUSE_MS, error.retryAfterMs ?? 0) * (0.8 + 0.4 * Math.random());
+        if (performance.now() + pauseMs - brokenAt > this.#timeoutMs) throw error;
         await sleep(pauseMs, undefined, { signal: options.signal }).catch(() => Promise.reject(error));
       }
     }

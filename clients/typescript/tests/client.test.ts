@@ -217,8 +217,10 @@ describe("before a server that fails on demand", () => {
   test("an abort ends a call", async () => {
     calls = [];
     const caller = new AbortController();
-    setTimeout(() => caller.abort(), 50);
-    await assert.rejects(client.retrieve("science", ["slow"], { signal: caller.signal }), failsWith("CANCELLED"));
+    const call = client.retrieve("science", ["slow"], { signal: caller.signal });
+    while (!calls.length) await new Promise((resolve) => setTimeout(resolve, 5));
+    caller.abort();
+    await assert.rejects(call, failsWith("CANCELLED"));
     assert.equal(calls.length, 1);
   });
 

@@ -170,6 +170,11 @@ def test_each_damage_of_a_folder_of_beir_is_named(beir: Path, added: dict[str, s
     assert fault[2] in faults_of(beir)[0].text
 
 
+def test_a_train_that_cannot_be_read_is_not_taken_for_one_without_queries(beir: Path):
+    _damage(beir, {"qrels/train.tsv": "q1\td1\thigh\n"})
+    assert {(one.kind, one.split) for one in faults_of(beir)} == {("unreadable", "train"), ("train-missing", "dev")}
+
+
 def test_all_faults_of_a_folder_of_beir_are_named_at_once(beir: Path):
     chosen = ("a document cut off", "a query that is no object", "gold that the corpus lacks", "a document twice")
     for name in chosen:

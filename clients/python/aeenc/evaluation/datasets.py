@@ -122,7 +122,8 @@ def read_beir(root: Path, refuse: Callable[[str, InvalidArgument], None] = _refu
     """Reads the splits of a directory in BEIR's layout. Documents without a word are left out.
 
     Raises InvalidArgument naming file and line, and for a judgement of what is not there. A `refuse` that returns gets
-    each of these errors with where it is (`facts`, `queries` or the split), and what is at fault is left out.
+    each of these errors with where it is (`facts`, `queries` or the split). Then a line, document or split at fault is
+    left out. A query that says wrongly what is accessible to it stays without that; gold that is not accessible stays.
     """
     facts = {name: text for name, (text, _) in _records(root / CORPUS, partial(refuse, FACTS)).items()}
     queries: dict[str, RatedQuery] = {}

@@ -146,7 +146,7 @@ def sample(
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs.
 
-    Where --data says which premises are accessible to a query, it is shown no other.
+    Where --data says which premises are accessible to a query, the oracle is shown no others for it.
     """
     dataset: Source | None = None
     roots: list[Root] = []
