@@ -165,7 +165,7 @@ describe("before a server that fails on demand", () => {
     assert.equal(calls.length, 1);
   });
 
-  test("what is no object, no sequence number and no time is refused by name", async () => {
+  test("a value of the wrong kind is refused by name", async () => {
     const fusion = "reciprocal_rank" as unknown as RetrieveOptions["fusion"];
     await assert.rejects(client.retrieve("science", ["text"], { mode: "hybrid", fusion }), /fusion: is "reciprocal_rank"; give an object/);
     await assert.rejects(client.watchRun("r", { fromSeq: 1.5 }).next(), /fromSeq: is 1\.5; give a whole number/);

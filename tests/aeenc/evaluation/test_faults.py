@@ -133,7 +133,7 @@ BEIR_DAMAGES: dict[str, tuple[dict[str, str], tuple[str, str, str]]] = {  # name
         ("query-is-its-gold", "dev", "birds fly"),
     ),
     "a document cut off": ({"corpus.jsonl": '{"_id": "d\n'}, ("unreadable", "facts", "corpus.jsonl:4: not JSON")),
-    "a query that is no object": ({"queries.jsonl": "[]\n"}, ("unreadable", "queries", "queries.jsonl:3: must be")),
+    "a query that is not an object": ({"queries.jsonl": "[]\n"}, ("unreadable", "queries", "queries.jsonl:3: must be")),
     "an id of two queries": (
         {"queries.jsonl": _line("q2", "fish swim")},
         ("unreadable", "queries", "queries.jsonl:3: the _id 'q2' stands in an earlier line"),
@@ -144,7 +144,7 @@ BEIR_DAMAGES: dict[str, tuple[dict[str, str], tuple[str, str, str]]] = {  # name
     ),
     "gold that the corpus lacks": ({"qrels/dev.tsv": "q2\td9\t1\n"}, ("unreadable", "dev", "no text of 'd9'")),
     "a query that is not there": ({"qrels/dev.tsv": "q9\td1\t1\n"}, ("unreadable", "dev", "no text of query 'q9'")),
-    "a score that is no number": ({"qrels/dev.tsv": "q2\td1\thigh\n"}, ("unreadable", "dev", "must be a number")),
+    "a score that is not a number": ({"qrels/dev.tsv": "q2\td1\thigh\n"}, ("unreadable", "dev", "must be a number")),
     "a list that is empty": (
         {"queries.jsonl": '{"_id": "q3", "text": "fish swim", "only": []}\n'},
         ("unreadable", "queries", "query 'q3'"),
@@ -176,7 +176,7 @@ def test_a_train_that_cannot_be_read_is_not_taken_for_one_without_queries(beir: 
 
 
 def test_all_faults_of_a_folder_of_beir_are_named_at_once(beir: Path):
-    chosen = ("a document cut off", "a query that is no object", "gold that the corpus lacks", "a document twice")
+    chosen = ("a document cut off", "a query that is not an object", "gold that the corpus lacks", "a document twice")
     for name in chosen:
         _damage(beir, BEIR_DAMAGES[name][0])
     found = [(one.kind, one.split) for one in faults_of(beir)]

@@ -14,7 +14,7 @@ LEMMAS = Path(__file__).parents[3] / "examples" / "lemmas"
 
 
 def before_of(split: str) -> dict[str, str]:
-    """What each query of a split of the lemmas must stand before, by text."""
+    """Maps each query of a split of the lemmas to the premise before which its own premises stand."""
     with (LEMMAS / "qrels" / f"{split}.tsv").open(encoding="utf-8") as file:
         asked = {row["query-id"] for row in csv.DictReader(file, delimiter="\t")}
     queries = map(json.loads, (LEMMAS / "queries.jsonl").read_text(encoding="utf-8").splitlines())

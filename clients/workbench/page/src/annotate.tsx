@@ -195,8 +195,8 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
 
   const isGiven = (): boolean => shown.current.lease?.given !== undefined;
 
-  // A task that was asked for when so many had been opened: it goes back where another was opened since, or the view was
-  // left. While an earlier answer is open it waits.
+  // Opens a task that was asked for when `before` tasks had been opened. It goes back if another was opened since, or the
+  // view was left. While an earlier answer is open it waits.
   function take(found: Lease | null, before: number): void {
     if (gone.current || tasks.current !== before) { if (found) void call("/api/release", { lease: found.lease_id, reason: "came late" }).catch(() => undefined); }
     else if (!isGiven()) open(found);
