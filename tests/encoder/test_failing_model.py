@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from aeenc import errors
+from aeenc import EncoderClient, errors
 from services.encoder.batching import breaker
 from services.encoder.batching.batcher import WORKER_DIED
 from services.encoder.rollout.loading import LoadOptions, load_model
@@ -22,14 +22,14 @@ from support.waiting import eventually, until
 
 @pytest.fixture
 def fails(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """`runner`: "all" or the runner that fails each run; `token`: the token id that no run bears."""
-    what: dict[str, object] = {"runner": None, "token": None}
+    """`runner`: "all" or the runner that fails each run; `token`: the token id that no run bears; `why` it fails."""
+    what: dict[str, object] = {"runner": None, "token": None, "why": "the device is lost"}
     original = PaddedRunner.run
 
     def run(self, batch):
         bad = any(what["token"] in tokens.ids for tokens in batch)
         if bad or what["runner"] in {"all", self}:
-            raise RuntimeError("the device is lost")
+            raise RuntimeError(what["why"])
         return original(self, batch)
 
     monkeypatch.setattr(PaddedRunner, "run", run)
@@ -65,6 +65,23 @@ async def test_texts_that_a_model_cannot_bear_do_not_end_readiness(serve, regist
         server.readiness.on_change(lambda: states.append(server.readiness.state))
         fails["token"] = tiny_tokenizer().token_to_id("moon")
         await fail(client, 3 * breaker.FAILURES, "moon")
+        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (states, server.readiness.state) == ([], "SERVING")
+
+
+async def test_a_lack_of_memory_is_told_to_its_callers_and_ends_no_readiness(
+    serve, registry, tiny_checkpoint, fails
+) -> None:
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve() as (server, client):
+        once = EncoderClient(client.channel.with_options(retry=False))
+        fails |= {"runner": "all", "why": "CUDA out of memory. Tried to allocate 20.00 MiB."}
+        states: list[str] = []
+        server.readiness.on_change(lambda: states.append(server.readiness.state))
+        for _ in range(2 * breaker.FAILURES):
+            with pytest.raises(errors.Overloaded, match="a text of 3 tokens is over the memory"):
+                await once.encode(["sun"])
+        fails["runner"] = None
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         assert (states, server.readiness.state) == ([], "SERVING")
 

@@ -5,9 +5,9 @@
        └── Call.done ◄── event loop: rows, cost model, metrics ◄── call_soon_threadsafe ◄─┘
 
 A call's state changes on the event loop only; a worker thread only computes. The texts of a cancelled call are dropped
-before they are computed. A batch that fails is halved until the bad text is alone, so its neighbours are answered. A
-thread that dies, or never comes back from the runtime, fails only the texts it held and is replaced, the latter as many
-times as there are workers. When every worker hangs, calls fail at once.
+before they are computed. A batch that fails, or does not fit the device's memory, is halved until the bad text is
+alone, so its neighbours are answered. A thread that dies, or never comes back from the runtime, fails only the texts it
+held and is replaced, the latter as many times as there are workers. When every worker hangs, calls fail at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.errors import AeencError, DeadlineExceeded, Unavailable
+from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
+from services.devices import free_cached_blocks, is_out_of_memory
 from services.encoder.batching.admission import CostModel
 from services.encoder.batching.queues import LANES, Batch, Call, Item, Lane, Queues
 from services.encoder.metrics import EncoderMetrics
@@ -35,6 +36,7 @@ log = get(__name__)
 
 WATCH_S = 1.0
 MODEL_FAILED, WORKER_DIED, WORKER_STUCK = "MODEL_FAILED", "WORKER_DIED", "WORKER_STUCK"  # reasons of errors
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
 
 class _Worker:
@@ -191,15 +193,20 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 -- an error of the runtime must fail its text, never the worker
             if worker.given_up:
                 return
+            if lacks_memory := is_out_of_memory(error):
+                log.warning("a batch is over the device's memory", texts=len(batch), reason=str(error)[:200])
             if len(batch) == 1:
-                _tell(_fail, batch, error if isinstance(error, AeencError) else _public(error))
+                _tell(_fail, batch, error if isinstance(error, AeencError) else _public(error, batch[0].length))
                 return
-            middle = len(batch) // 2
-            for half in (batch[:middle], batch[middle:]):
-                self._run(worker, runner, half)
+        else:
+            if not worker.given_up:
+                _tell(self._fill_rows, batch, vectors, started, time.monotonic(), runner)
             return
-        if not worker.given_up:
-            _tell(self._fill_rows, batch, vectors, started, time.monotonic(), runner)
+        if lacks_memory:  # here, as within the block above the error keeps what the failed run has allocated
+            free_cached_blocks()
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            self._run(worker, runner, half)
 
     def _restart(self, worker: _Worker, why: str) -> None:
         self._metrics.restarts.labels(why).inc()
@@ -262,8 +269,14 @@ def _hanging() -> Unavailable:
     return Unavailable("every worker hangs in the model; use another encoder and restart this one", reason=WORKER_STUCK)
 
 
-def _public(error: Exception) -> AeencError:
+def _public(error: Exception, tokens: int) -> AeencError:
     """Turns an error of the runtime into one that a caller may see."""
+    if is_out_of_memory(error):
+        return Overloaded(
+            f"a text of {tokens:,} tokens is over the memory that the encoder's device has left; retry later, shorten "
+            "it, or have AEENC_ENCODER_GPU_BYTES raised where that bounds it",
+            reason=OUT_OF_MEMORY,
+        )
     public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason=MODEL_FAILED)
     public.__cause__ = error  # for the log
     return public

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 
 from aeenc import errors
+from services.devices import is_out_of_memory
 from services.encoder.rollout.history import PREMISES, SwapHistory
 from services.encoder.rollout.loading import LoadOptions, add_precision, check_place, load_model, model_bytes
 from services.encoder.rollout.versions import Versions
@@ -173,6 +174,11 @@ class CandidateLoader:
 def _reason(version: str, error: Exception) -> errors.AeencError:
     """Returns an error of ours without causes and frames, which would keep a session of a failed load in memory."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
+    if is_out_of_memory(error):  # also what a check of ours has made of it
+        return errors.FailedPrecondition(
+            f"checkpoint {version} is over the device's memory beside what is loaded ({str(error)[:200]}); delete a "
+            "label, or raise AEENC_ENCODER_GPU_BYTES where that bounds it"
+        )
     if isinstance(error, errors.AeencError):
         return error
     return errors.DataLoss(f"checkpoint {version} cannot be loaded: {type(error).__name__}: {str(error)[:200]}")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.corpus.arrays import map_array
+from services.devices import is_out_of_memory
 from services.encoder.runtime.model import FLOAT16, FLOAT32, INT8, Description, Model, Tokenization, tokenizer_of
 from services.encoder.runtime.onnx_session import (
     CUDA,
@@ -246,6 +247,8 @@ def _warm(runner: Runner, description: Description, options: LoadOptions, pause:
         try:
             rows = runner.run([description.text_of(length)] * texts)
         except Exception as error:
+            if texts > 1 and is_out_of_memory(error):
+                break  # such batches are halved as they come
             asked = f"{texts} x {length} tokens" if texts > 1 else f"{length} tokens"
             raise DataLoss(f"checkpoint {description.version} fails at {asked}: {str(error)[:200]}") from error
         if rows.shape != (texts, runner.width):

@@ -7,14 +7,16 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from aeenc.errors import AeencError, Unavailable
+from aeenc.errors import AeencError, Overloaded, Unavailable
 from services.encoder.batching import batcher
 from services.encoder.batching.admission import ENOUGH, CostModel
 from services.encoder.batching.batcher import Batcher
@@ -111,6 +113,50 @@ async def test_a_poisoned_text_fails_alone_and_is_found_by_halving(setup) -> Non
     assert "cannot encode this text (ValueError)" in answers[19].message
     assert len(setup.runner.sizes) <= 2 + 2 * 5 + 2, "halving 32 texts takes two runs a level"
     assert sorted(setup.runner.computed) == sorted(set(range(33)) - {20}), "every neighbour is computed once"
+
+
+class SmallCard(Runner):
+    """A device with room for so many padded tokens. `left` has what each run allocates while it computes."""
+
+    def __init__(self, room: int, words: str) -> None:
+        super().__init__()
+        self.room, self.words = room, words
+        self.log: list[str | int] = []
+        self.left: list[weakref.ref[Any]] = []
+
+    def run(self, batch):
+        assert not any(one() is not None for one in self.left), "a failed run's memory goes first"
+        allocated = np.zeros(1)
+        self.left.append(weakref.ref(allocated))
+        self.log.append(len(batch))
+        if max(len(tokens.ids) for tokens in batch) * len(batch) > self.room:
+            raise RuntimeError(self.words)
+        return super().run(batch)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB",
+        "onnxruntime::BFCArena::AllocateRawInternal(size_t) Failed to allocate memory for requested buffer of size 512",
+        "BFCArena::AllocateRawInternal Available memory of 16 is smaller than requested bytes of 1024",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+async def test_a_batch_over_the_devices_memory_is_computed_in_halves_and_fails_one_text_at_most(
+    setup, monkeypatch, words: str
+) -> None:
+    setup.runner = runner = SmallCard(20, words)
+    cuda = SimpleNamespace(empty_cache=lambda: runner.log.append("freed"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    first = await setup.keep_busy()
+    calls = [setup.encode(n, 5) for n in range(1, 9)]
+    answers = await asyncio.gather(first, *await setup.queue(*calls, setup.encode(9, 21)), return_exceptions=True)
+    assert [answer.rows[0, 0] for answer in answers[:9]] == list(range(9))
+    assert isinstance(answers[9], Overloaded)
+    assert answers[9].reason == batcher.OUT_OF_MEMORY
+    assert "a text of 21 tokens" in answers[9].message
+    assert runner.log == [1, 9, "freed", 4, 5, "freed", 2, 3, "freed", 1, 2, "freed", 1, 1]
 
 
 async def test_a_dead_worker_fails_what_it_held_and_nothing_else_and_is_replaced(setup) -> None:

@@ -25,6 +25,7 @@ from services.encoder.runtime.onnx_session import CPU, CUDA
 from services.encoder.settings import EncoderSettings
 from services.kit.limits import Limits
 from support.models.tiny_checkpoints import register, write_tiny_cross_encoder_checkpoint
+from support.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Specified provider")
 
@@ -241,6 +242,35 @@ def test_on_a_gpu_a_version_is_tried_with_the_largest_batch(tiny_checkpoint, mon
     options = loading.LoadOptions(2**30, placement, batch_tokens=5 * longest - 1)
     loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id)
     assert max(rows for rows, length in shapes if length == longest) == texts
+
+
+class FullSession(WatchedSession):
+    """A session on a card whose memory holds `room` texts."""
+
+    room = 0
+
+    def run(self, outputs: Any, feeds: dict[str, Any]) -> Any:
+        if len(feeds["input_ids"]) > self.room:
+            raise RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 9")
+        return super().run(outputs, feeds)
+
+
+@pytest.mark.parametrize("room", [2, 0])
+async def test_a_version_is_refused_where_one_text_is_over_the_memory_and_served_where_a_batch_is(
+    serve, registry, tiny_checkpoint, monkeypatch, room
+) -> None:
+    placement = encoder_main.providers_of("cpu")._replace(providers=[CUDA, CPU])
+    monkeypatch.setattr(encoder_main, "providers_of", lambda *_, **__: placement)
+    monkeypatch.setattr(FullSession, "room", room)
+    session = onnxruntime.InferenceSession(tiny_checkpoint.artifact.file("model.onnx"), providers=[CPU])
+    monkeypatch.setattr(loading, "open_session", lambda *_: FullSession(session, []))
+    await register(registry, tiny_checkpoint, label="stable")
+    async with serve(wait=room > 0) as (server, client):
+        if room:
+            assert len((await client.encode(["sun"] * 9)).vectors) == 9
+        else:
+            await until(lambda: "is over the device's memory" in server.readiness.reason)
+            assert "Failed to allocate memory" in server.readiness.reason
 
 
 def test_a_cross_encoder_on_the_cpu_beside_torch_on_a_card_is_not_tried_with_the_batches_of_a_card(
