@@ -61,6 +61,15 @@ class LossSpec:
         whole = self.over in {"corpus", "candidates"}
         return self if batching == "QUERIES" or whole else replace(self, learning_rate=ITEMS_LEARNING_RATE)
 
+    def adds_up(self, mode: Mode, batching: Batching, regularization: float) -> bool:
+        """Whether the gradients of a batch's parts surely add up to its own, and no part lacks what it compares with.
+
+        The penalty does so where each of its texts is in one part.
+        """
+        has_parts = self.formula.startswith(FORMULAS) and self.over not in {"candidates", "positives"}
+        apart = mode == "SINGLE" and batching == "QUERIES" and self.over != "quadruples"
+        return has_parts and (apart or not regularization)
+
     def conflict(self, mode: Mode, name: str) -> str:
         """Says why a mode cannot train with it, and what to do instead; empty if it can."""
         if (mode == "CROSS_ENCODER") != (self.over == "scores"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
+from services.devices import is_out_of_memory
 from services.kit.concurrency import end_with_parent
 from services.store.artifacts import ArtifactStore
 from services.store.files import DISK_FULL, atomic_write
@@ -74,9 +75,8 @@ def _lost_volume(files: JobFiles) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    """Explains a lack of memory, for which torch raises RuntimeError; of another error only its kind is told."""
-    words = str(error)
-    if isinstance(error, MemoryError) or "out of memory" in words or "allocate memory" in words:
+    """Explains a lack of memory; of another error only its kind is told."""
+    if is_out_of_memory(error):
         return "out of memory; lower the batch size or raise `accumulation`, then start a new job"
     return f"internal error ({type(error).__name__}); the trainer's log has it"
 

@@ -8,7 +8,8 @@
 The same plan and inputs give the same weights on the same machine, even if the process was killed in between. A killed
 job resumes from one file with weights, optimiser moments and the best epoch's weights: safetensors and JSON, never
 pickle. Randomness is seeded by epoch, so no generator state is kept. The file has the hash of its content, so that a
-damaged one is told from a sound one.
+damaged one is told from a sound one. From the first batch on that is over the device's memory, batches are computed in
+twice as many parts, if their gradients add up.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from safetensors.torch import save
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
+from aeenc.errors import FailedPrecondition
+from services.devices import free_cached_blocks, is_out_of_memory
 from services.kit.logs import get
 from services.store.files import atomic_write
 from services.store.formats import check_format, known_fields
@@ -118,6 +121,9 @@ class Training:
         rank: Rank = Rank(),  # noqa: B008 - frozen
     ) -> None:
         self._config, self._encoders, self._objective = plan.config, encoders, objective
+        self._parts = self._config.accumulation
+        adds_up = plan.loss.adds_up(self._config.mode, self._config.batching, self._config.regularization)
+        self._divides = adds_up and rank.processes == 1  # the others would wait for its gradients
         self._validate, self._directory, self._tell, self._rank = validate, directory, tell, rank
         self._learner = Learner(encoders, objective)
         self._optimizer = optim.AdamW(
@@ -180,23 +186,47 @@ class Training:
     def _step(self, learner: nn.Module, units: NDArray[np.int64], done: int) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * schedule(done, self._steps)
-        self._optimizer.zero_grad(set_to_none=True)
-        parts = np.array_split(units, min(self._config.accumulation, len(units)))
-        value = 0.0
-        for number, part in enumerate(parts, start=1):
-            own, weight = self._rank.share(part)
-            # Of several processes, the last part averages the gradients that all parts have added up.
-            adds_up = isinstance(learner, DistributedDataParallel) and number < len(parts)
-            with cast("DistributedDataParallel", learner).no_sync() if adds_up else contextlib.nullcontext():
-                loss = learner(own, units) * weight
-                loss.backward()
-            value += float(loss.detach())
+        while (value := self._add_gradients(learner, units, done)) is None:
+            free_cached_blocks()
+            self._parts *= 2
         if not math.isfinite(value):
             raise Diverged(f"the loss became {value} at step {done + 1} of {self._steps}; lower the learning rate")
         norm = float(nn.utils.clip_grad_norm_(self._learner.parameters(), MAX_GRADIENT_NORM))
         if not math.isfinite(norm):
             raise Diverged(f"the gradient became {norm} at step {done + 1} of {self._steps}; lower the learning rate")
         self._optimizer.step()
+        return value
+
+    def _add_gradients(self, learner: nn.Module, units: NDArray[np.int64], done: int) -> float | None:
+        """Computes a batch's gradients and returns its loss; None where half of each part might be within memory.
+
+        Raises FailedPrecondition where no smaller part may be computed.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        parts = np.array_split(units, min(self._parts, len(units)))
+        value = 0.0
+        try:
+            for number, part in enumerate(parts, start=1):
+                own, weight = self._rank.share(part)
+                # Of several processes, the last part averages the gradients that all parts have added up.
+                adds_up = isinstance(learner, DistributedDataParallel) and number < len(parts)
+                with cast("DistributedDataParallel", learner).no_sync() if adds_up else contextlib.nullcontext():
+                    loss = learner(own, units) * weight
+                    loss.backward()
+                value += float(loss.detach())
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if not self._divides or len(parts) == len(units):
+                raise FailedPrecondition(
+                    f"a batch of {len(units)} in {len(parts)} parts is over the device's memory at step {done + 1} of "
+                    f"{self._steps} ({str(error)[:200]}); start a new job with a lower batch_size or a higher "
+                    "accumulation, or let it take more of the card"
+                ) from error
+            log.warning(
+                "a batch is over the device's memory", units=len(units), parts=len(parts), reason=str(error)[:200]
+            )
+            return None
         return value
 
     def _say(self, phase: str, state: TrainingState, done: int, remaining_s: float) -> None:

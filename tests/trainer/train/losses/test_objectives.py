@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from aeenc.errors import FailedPrecondition
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
-from services.trainer.train import losses
+from services.trainer.train import loop, losses
 from services.trainer.train.encoder import QueryEncoder, precision_of
 from services.trainer.train.inputs import EncoderTask, JobInputs
+from services.trainer.train.job import load_task
 from services.trainer.train.loop import Learner, Training
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
 from services.trainer.train.objectives import classified
@@ -164,7 +166,8 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, b
         for shift in range(n + 1)
     ]
     files = make_job([*PAIRS, *more], loss=loss, batching=batching, regularization=0.0 if batching == "ITEMS" else 0.5)
-    task = load(files)
+    task, plan = load(files), files.plan()
+    assert plan.loss.adds_up(plan.config.mode, plan.config.batching, plan.config.regularization)
     encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()  # without dropout
     learner, units = Learner(encoders, objective), np.arange(objective.size)
@@ -177,6 +180,80 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, b
     scale = float(gradients[0].abs().max())
     assert scale > 1e-4
     assert all(torch.allclose(gradients[0], other, atol=1e-4 * scale) for other in gradients[1:])
+
+
+def failing_at(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> list[int]:
+    """Has these computations of a part lack memory; returns the sizes of all parts."""
+    sizes: list[int] = []
+    forward = Learner.forward
+
+    def run(self: Learner, units: np.ndarray, whole: np.ndarray) -> torch.Tensor:
+        sizes.append(len(units))
+        if len(sizes) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, units, whole)
+
+    monkeypatch.setattr(Learner, "forward", run)
+    return sizes
+
+
+def training_of(files: JobFiles, processes: int = 1) -> tuple[Training, int]:
+    """A job's training, without dropout, and the number of its units."""
+    torch.manual_seed(0)
+    task = load_task(files, Rank())
+    encoders, objective = task.encoders(), task.objective()
+    for module in encoders.query.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    objective.batches(np.random.default_rng(1), objective.size)
+    rank = Rank(0, processes)
+    return Training(files.plan(), encoders, objective, None, files.directory, lambda step: None, rank), objective.size
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"loss": "TRIPLET_MARGIN", "regularization": 0.5}, {"loss": "REGRESSION", "mode": "CROSS_ENCODER"}],
+    ids=["corpus", "triplets", "pairs of texts"],
+)
+def test_a_step_over_the_devices_memory_has_the_gradient_of_the_whole_batch(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+):
+    gradients = []
+    files = make_job(hard_negatives=2, **options)
+    monkeypatch.setattr(loop, "MAX_GRADIENT_NORM", float("inf"))
+    for calls in (set(), {1, 3}):
+        sizes = failing_at(monkeypatch, calls)
+        training, size = training_of(files)
+        training._step(training._learner, np.arange(size), 0)
+        gradients.append(torch.cat([p.grad.flatten() for p in training._learner.parameters() if p.grad is not None]))
+    assert sizes[0] == size
+    assert sum(sizes[1:3]) == size, "two halves, the second over the memory again"
+    assert (len(sizes[3:]), sum(sizes[3:])) == (4, size)
+    assert torch.allclose(*gradients, atol=1e-4 * float(gradients[0].abs().max()))
+    training._step(training._learner, np.arange(size), 1)
+    assert len(sizes) == 11, "the next batch is in four parts from the start"
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "parts"),
+    [
+        ({"loss": "MULTIPLE_NEGATIVES_RANKING", "accumulation": 2}, 1, 2),  # of a part, a query has fewer negatives
+        ({"loss": "PAIRWISE_CONTRASTIVE", "batching": "ITEMS", "regularization": 0.5}, 1, 1),
+        ({}, 2, 1),
+        ({}, 1, len(QUERIES)),
+    ],
+    ids=["negatives of the batch", "a penalty of texts in two parts", "several processes", "alone"],
+)
+def test_a_step_that_may_not_be_divided_fails_with_the_batch_the_memory_and_the_remedy(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], processes: int, parts: int
+):
+    failing_at(monkeypatch, set(range(100)))
+    training, size = training_of(make_job(**options), processes)
+    words = (
+        rf"a batch of {size} in {parts} parts .* step 1 of .* \(CUDA out of memory.*2.00 GiB.\); start a new job with"
+    )
+    with pytest.raises(FailedPrecondition, match=words):
+        training._step(training._learner, np.arange(size), 0)
 
 
 @pytest.mark.parametrize(
