@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # One file, one image a service:  docker build --build-arg SERVICE=index -t aeenc-index .
 # SERVICE: encoder, index, sampler, trainer, gateway (HTTP), workbench (people) or gold (the reference oracle).
-# VARIANT: cpu or gpu (encoder, trainer); index: cpu or milvus.
+# VARIANT: cpu or gpu (encoder, index, trainer); index: milvus, too.
 # EXTRAS=tracing,objects: with what reads a bucket (AEENC_…_ARTIFACTS_URL).
 # REVISION, CREATED: the commit and its time, for the labels;
 # `docker buildx build --provenance=mode=max --sbom=true` attests where an image comes from and what is in it.

@@ -94,11 +94,12 @@ def ours_in_onnxruntime(directory: Path, device: str, *, half: bool = True) -> E
 
     Raises FailedPrecondition without this device or without a model in half precision.
     """
-    from services.encoder.runtime.onnx_session import open_session, providers_of
+    from services.encoder.runtime.onnx_session import open_session
+    from services.onnx_devices import providers_of
     from services.store.artifacts import ArtifactStore
     from services.trainer.train.export.checkpoint import export_pretrained
 
-    placement = providers_of(device)
+    placement = providers_of("encoder", device)
     request = {
         "directory": str(directory),
         "base_model": directory.name,

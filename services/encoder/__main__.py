@@ -17,7 +17,6 @@ from services.encoder.rollout.follower import Follower
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.loading import LoadOptions
 from services.encoder.rollout.versions import Versions
-from services.encoder.runtime.onnx_session import CPU, providers_of
 from services.encoder.runtime.torch_session import torch_device_of
 from services.encoder.servicer import EncoderServicer
 from services.encoder.settings import EncoderSettings
@@ -26,6 +25,7 @@ from services.kit.limits import Limits
 from services.kit.logs import get
 from services.kit.server import GrpcServer, run
 from services.kit.settings import usable_cores
+from services.onnx_devices import CPU, providers_of
 from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
@@ -113,7 +113,7 @@ def _options(settings: EncoderSettings) -> tuple[LoadOptions, int, str]:
     if settings.runtime == "torch":
         torch_device, reason = torch_device_of(settings.device, settings.gpu_bytes)
     # With torch, of cross-encoders only, which compute on a CPU where this onnxruntime cannot do so on torch's card.
-    placement = providers_of(torch_device or settings.device, settings.gpu_bytes, or_cpu=bool(torch_device))
+    placement = providers_of("encoder", torch_device or settings.device, settings.gpu_bytes, or_cpu=bool(torch_device))
     options = LoadOptions(settings.model_bytes, placement, torch_device)
     options = replace(options, batch_tokens=_batch(settings, options.on_gpu)[1])
     workers = settings.workers or (GPU_WORKERS if options.on_gpu and options.pairs_on_gpu else usable_cores())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aeenc.encoder import EncoderClient
@@ -15,7 +16,9 @@ from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.following import Follower
 from services.index.catalogue.replicas import Replicas
 from services.index.catalogue.served import OpenGenerations
+from services.index.dense.approximate import open_index
 from services.index.dense.batcher import SearchBatcher
+from services.index.dense.card import Card
 from services.index.lexical.bm25 import LexicalExecutor
 from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.ranking.stages import Retrieval, Stages
@@ -24,6 +27,7 @@ from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer
 from services.kit.workers import run_workers
+from services.onnx_devices import CPU, providers_of
 from services.store.artifacts import ArtifactStore
 from services.store.objects import open_store
 
@@ -78,7 +82,9 @@ def build(settings: IndexSettings) -> GrpcServer:
         batcher,
         replicas,
         OpenGenerations(settings.pinned_generations, settings.pinned_bytes),
-        open_remote=milvus.of if milvus else None,
+        open_index=partial(
+            open_index, open_remote=milvus.of if milvus else None, card=_card(settings, health.source("card"))
+        ),
         on_change=health.source("corpora"),
     )
     follower = Follower(catalogue.follow, catalogue.report, settings.look_s, health.source("store"))
@@ -116,6 +122,22 @@ def build(settings: IndexSettings) -> GrpcServer:
     server.add(index_pb2_grpc.add_IndexServiceServicer_to_server, public, "aeenc.v1.IndexService")
     server.add(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, admin, "aeenc.v1.IndexAdminService", admin=True)
     return server
+
+
+def _card(settings: IndexSettings, on_state: Callable[[str], None]) -> Card | None:
+    """Opens the card that the settings name; None for a CPU. Raises FailedPrecondition where it must work and fails."""
+    if settings.device == "cpu":
+        return None
+    placement, loop = providers_of("index", settings.device, settings.gpu_bytes), asyncio.get_running_loop()
+    if placement.providers[0] == CPU:
+        on_state(placement.reason)
+        return None
+    return Card(
+        placement,
+        gpu_bytes=settings.gpu_bytes,
+        is_must=settings.device != "auto",
+        on_state=lambda problem: loop.call_soon_threadsafe(on_state, problem),
+    )
 
 
 def _milvus(settings: IndexSettings, store: ArtifactStore, on_state: Callable[[str], None]) -> Collections:

@@ -59,6 +59,13 @@ class IndexSettings(ServiceSettings):
         "float32",
         description="how new generations keep vectors; float16 halves them and rounds cosines by less than 1e-4",
     )
+    device: str = Field(
+        "cpu",
+        pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$",
+        description="where exact engines search: `cpu`; `auto` (a GPU where one works and has room, else the CPU); "
+        "`cuda`, or `cuda:N`, that card. A GPU needs the extra `index-gpu`",
+    )
+    gpu_bytes: int = Field(0, ge=0, description="most memory of the GPU that this index takes, in bytes; 0: no limit")
     build_threads: int = Field(
         usable_cores(), ge=1, description="threads that build ivf and hnsw, in a process of its own"
     )
@@ -145,6 +152,11 @@ class IndexSettings(ServiceSettings):
             raise ValueError(
                 f"AEENC_INDEX_SERVING_PROCESSES is {self.serving_processes}, and they cannot share {self.host}; give "
                 "AEENC_INDEX_HOST an IP"
+            )
+        if self.device != "cpu" and self.worker_processes > 1:
+            raise ValueError(
+                f"AEENC_INDEX_DEVICE={self.device} is for one serving process, whose callers share the card; "
+                "set AEENC_INDEX_SERVING_PROCESSES=1"
             )
         if self.bm25_words == "lemmas" and find_spec("simplemma") is None:
             raise ValueError("AEENC_INDEX_BM25_WORDS=lemmas needs simplemma; install the extra index-lemmas")

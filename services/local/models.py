@@ -14,10 +14,10 @@ from aeenc.values import Timings
 from services.encoder.rollout.loading import LoadOptions, add_precision, load_model
 from services.encoder.rollout.versions import STABLE, LabelKey
 from services.encoder.runtime.model import FLOAT32, Model
-from services.encoder.runtime.onnx_session import CPU, Placement
 from services.encoder.runtime.runners import Tokens
 from services.index.ranking.fusion import reranked
 from services.index.values import SearchHits, TextQuery
+from services.onnx_devices import CPU, Placement
 from services.store.artifacts import ArtifactStore
 from services.store.registry_rows import CROSS_ENCODERS, LabelRow
 

@@ -204,6 +204,10 @@ def test_gpus_are_asked_for_where_the_service_wants_cuda():
         assert wants == ("nodeSelector" in one.pod)
     [trainer] = [one for one in workloads(rendered("gpu")) if one.component == "trainer"]
     assert plain_environment(trainer)["AEENC_TRAINER_PROCESSES"] == "2"
+    [index] = [one for one in workloads(render({"index": {"gpus": 1}})) if one.component == "index"]
+    assert plain_environment(index)["AEENC_INDEX_DEVICE"] == "cuda"
+    assert index.container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert index.container["image"].endswith("-gpu")
 
 
 def test_prometheus_finds_every_service_under_the_job_that_the_alerts_name():

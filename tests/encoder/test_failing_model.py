@@ -13,8 +13,8 @@ from services.encoder.batching.batcher import WORKER_DIED
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Model
-from services.encoder.runtime.onnx_session import CPU, Placement
 from services.encoder.runtime.runners import PaddedRunner
+from services.onnx_devices import CPU, Placement
 from services.store.registry import LabelRow
 from support.models.tiny_checkpoints import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
 from support.waiting import eventually, until

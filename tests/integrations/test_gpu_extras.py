@@ -14,7 +14,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "clients/python/pyproject.toml")
 
 
-@pytest.mark.parametrize("extras", [("encoder-gpu",), ("encoder-gpu", "encoder-torch")], ids="+".join)
+@pytest.mark.parametrize(
+    "extras",
+    [("encoder-gpu",), ("index-gpu",), ("encoder-gpu", "encoder-torch"), ("encoder-gpu", "index-gpu")],
+    ids="+".join,
+)
 def test_the_extras_of_a_gpu_resolve(extras: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "ours").write_text("aeenc\n")  # of this repository
     command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "--quiet", "--no-config"]

@@ -22,16 +22,10 @@ from aeenc.errors import DataLoss, FailedPrecondition
 from services.corpus.arrays import map_array
 from services.devices import is_out_of_memory
 from services.encoder.runtime.model import FLOAT16, FLOAT32, INT8, Description, Model, Tokenization, tokenizer_of
-from services.encoder.runtime.onnx_session import (
-    CUDA,
-    Placement,
-    check_onnx,
-    inputs_of,
-    multiplies_int8,
-    open_session,
-)
+from services.encoder.runtime.onnx_session import check_onnx, inputs_of, multiplies_int8, open_session
 from services.encoder.runtime.runners import EMBEDDING, PaddedRunner, PairRunner, Runner, Session, Tokens
 from services.encoder.runtime.torch_session import WEIGHTS, open_torch_session
+from services.onnx_devices import CUDA, Placement
 from services.store.artifacts import Artifact
 from services.store.formats import damage_is_data_loss
 from services.store.registry_rows import CROSS_ENCODERS

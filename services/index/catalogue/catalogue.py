@@ -38,7 +38,7 @@ from services.index.catalogue.served import (
     ServedGeneration,
     check_by_searching,
 )
-from services.index.dense.approximate import OpenRemote
+from services.index.dense.approximate import OpenIndex, open_index
 from services.index.dense.batcher import SearchBatcher
 from services.index.values import Explanation, ReplicaState
 from services.kit import logs
@@ -72,10 +72,10 @@ class Catalogue:
         replicas: Replicas,
         opened: OpenGenerations,
         *,
-        open_remote: OpenRemote | None = None,
+        open_index: OpenIndex = open_index,
         on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._store, self._batcher, self._replicas, self._open_remote = store, batcher, replicas, open_remote
+        self._store, self._batcher, self._replicas, self._open_index = store, batcher, replicas, open_index
         self.open, self.holds = opened, Holds(store)
         self.explanations, self._watch = Explanations(store), StoreWatch(store)
         self._followed: dict[str, int] = {}  # the number of the last move of each corpus that holds here
@@ -429,7 +429,7 @@ class Catalogue:
 
     def _open(self, corpus: str, generation_id: str, *, hashed: bool) -> ServedGeneration:
         opened = open_generation(self._store, corpus, generation_id, verify="full" if hashed else "size")
-        return ServedGeneration.of(opened, self._open_remote)
+        return ServedGeneration.of(opened, self._open_index)
 
     def _list(self, corpus: str) -> list[Artifact]:
         found = []

@@ -22,7 +22,7 @@ from services.corpus.active import latest_move, note_change
 from services.corpus.arrays import NORM_TOLERANCE, are_unit
 from services.corpus.generation import Generation, PremiseRecord, folder_of
 from services.corpus.moves import Move, MoveRequest
-from services.index.dense.approximate import OpenRemote, SearchIndex, open_index
+from services.index.dense.approximate import OpenIndex, SearchIndex, open_index
 from services.index.dense.batcher import SearchBatcher
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.values import ALL, Explanation, Scope, Selection
@@ -48,10 +48,10 @@ class ServedGeneration:
     lexical: LexicalIndex | None = None
 
     @classmethod
-    def of(cls, generation: Generation, open_remote: OpenRemote | None = None) -> ServedGeneration:
+    def of(cls, generation: Generation, opened: OpenIndex = open_index) -> ServedGeneration:
         """Opens the indexes of a generation. Raises DataLoss naming the damaged file."""
         lexical = LexicalIndex.open(generation.artifact, len(generation.premises))
-        return cls(generation, open_index(generation, open_remote), lexical)
+        return cls(generation, opened(generation), lexical)
 
     @property
     def id(self) -> str:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.arrays import exact_scores
 from services.corpus.generation import Generation
+from services.index.dense.card import Card
 from services.index.dense.exact import (
     FAISS,
     SCAN_ROWS,
@@ -113,7 +114,7 @@ class GraphProposer:
 class ApproximateIndex:
     """Searches by a FAISS index over the vectors of `flat`, which answers where a scan is requested or cheaper."""
 
-    exact = is_unsure = False
+    exact = is_unsure = on_card = False
 
     def __init__(self, flat: FlatIndex, proposer: IvfProposer | GraphProposer, plan: IndexPlan) -> None:
         self.flat = flat
@@ -205,7 +206,7 @@ class RemoteProposer(Protocol):
 class RemoteIndex:
     """Searches by what a system proposes over the vectors of `flat`."""
 
-    is_unsure = True  # the system may have lost them since
+    is_unsure, on_card = True, False  # unsure: the system may have lost them since
 
     def __init__(self, flat: FlatIndex, proposer: RemoteProposer) -> None:
         self.vectors: NDArray[Any] = flat.vectors
@@ -259,20 +260,23 @@ class RemoteIndex:
 
 SearchIndex = FlatIndex | ApproximateIndex | RemoteIndex
 OpenRemote = Callable[[Generation], RemoteProposer]
+OpenIndex = Callable[[Generation], SearchIndex]
 
 
-def open_index(generation: Generation, open_remote: OpenRemote | None = None) -> SearchIndex:
+def open_index(generation: Generation, open_remote: OpenRemote | None = None, card: Card | None = None) -> SearchIndex:
     """Opens the index of a generation. Raises DataLoss naming the file that differs from its manifest.
 
-    Raises FailedPrecondition for an engine of another system that `open_remote` is missing for.
+    With a `card`, it proposes for exact engines. Raises FailedPrecondition where the card has no room and must have, or
+    for an engine of another system that `open_remote` is missing for.
     """
     artifact = generation.artifact
     with damage_is_data_loss(artifact.path, "build the generation again"):
         largest_norm = artifact.meta.get("largest_norm")
-        if artifact.meta["engine"] == "flat":
-            coarse = Int8Proposer(generation.vectors) if len(generation.vectors) >= CODES_FROM else None
-            return FlatIndex(generation.vectors, largest_norm=largest_norm, coarse=coarse)
         flat = FlatIndex(generation.vectors, largest_norm=largest_norm)
+        if artifact.meta["engine"] == "flat":
+            if flat.rows >= CODES_FROM:
+                flat.coarse = (card and card.load(flat.vectors, flat.largest_norm)) or Int8Proposer(flat.vectors)
+            return flat
         if artifact.meta["engine"] in REMOTE_ENGINES:
             if open_remote is None:
                 raise errors.FailedPrecondition(

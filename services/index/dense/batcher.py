@@ -33,7 +33,7 @@ from services.index.dense.exact import COARSE_UP_TO
 from services.index.values import DEFAULT_PARAMS, QueueLimit, SearchHits, SearchParams, Selection, Timings
 
 BATCH_QUERIES = 64  # also the slice of a large call, so that it cannot hold up small ones
-MULTIPLIED_ROWS = 64_000_000  # rows times queries of a batch of an exact engine: a second or less at 384 dimensions
+MULTIPLIED_ROWS = 64_000_000  # rows times queries of a batch on a CPU: a second or less at 384 dimensions
 EXCLUDED_AFTERWARDS = 64  # premises: so few are found and then left out; a mask would cost more, and a scan of its own
 CALM_ROUNDS = 8  # rounds of an idle loop take microseconds; an arriving call takes several
 
@@ -107,9 +107,11 @@ def _same(one: object, other: object) -> bool:
 
 
 def _queries_at_once(search: _PendingSearch) -> int:
-    """The queries of a batch: fewer where an exact engine multiplies them with very many rows."""
+    """The queries of a batch: fewer where an exact engine multiplies them with very many rows on a CPU."""
     index = search.served.index
-    return max(1, min(BATCH_QUERIES, MULTIPLIED_ROWS // max(int(index.rows), 1))) if index.exact else BATCH_QUERIES
+    if not index.exact or index.on_card:
+        return BATCH_QUERIES
+    return max(1, min(BATCH_QUERIES, MULTIPLIED_ROWS // max(int(index.rows), 1)))
 
 
 class SearchBatcher:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import faiss
 import numpy as np
@@ -32,7 +32,7 @@ from services.index.values import DEFAULT_PARAMS, SearchHits, SearchParams
 
 SCAN_ROWS = 20_000  # allowed rows; a scan of fewer alone is as fast as any index
 SLACK = 32  # candidates beyond k in the first attempt
-COARSE_UP_TO = 100  # hits; beyond, scoring the many candidates of a coarse proposer costs more than it saves
+COARSE_UP_TO = 100  # hits; beyond, scoring the many candidates of integers costs more than it saves
 WIDEST = 4096  # candidates; beyond, scoring all rows in float64 is cheaper than FAISS's heaps
 BLOCK_ROWS = 8192
 CACHED_ROWS = 512  # rows of float64 that stay in a core's cache
@@ -71,7 +71,12 @@ class FlatIndex:
         blocks = (self.vectors[start : start + BLOCK_ROWS] for start in range(0, self.rows, BLOCK_ROWS))
         norms = (float(norms_of(block).max()) for block in blocks)
         self.largest_norm = max(norms, default=0.0) if largest_norm is None else largest_norm
-        self._coarse, self._fine = coarse, FaissProposer(self.vectors, self.largest_norm)
+        self.coarse, self._fine = coarse, FaissProposer(self.vectors, self.largest_norm)
+
+    @property
+    def on_card(self) -> bool:
+        """Whether a GPU reads the rows."""
+        return self.coarse is not None and self.coarse.on_card
 
     def nearest(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None = None
@@ -88,7 +93,10 @@ class FlatIndex:
         for proposer, width in self._attempts(wanted):
             if not len(pending) or width >= available:
                 continue
-            proposed = proposer.propose(queries[pending], width, allowed)
+            try:
+                proposed = proposer.propose(queries[pending], width, allowed)
+            except ProposerLost:
+                continue
             ordinals, scores = self._best(queries[pending], proposed, wanted)
             final = is_out_of_reach(proposed.ceiling, scores[:, -1])
             results |= {int(pending[n]): SearchHits(ordinals[n], scores[n]) for n in np.flatnonzero(final)}
@@ -133,11 +141,11 @@ class FlatIndex:
         for found in FlatIndex(self.vectors[among], largest_norm=self.largest_norm).nearest(queries, k):
             yield SearchHits(among[found.ordinals], found.scores)
 
-    def _attempts(self, wanted: int) -> Iterator[tuple[Proposer, int]]:
+    def _attempts(self, wanted: int) -> Iterator[tuple[Proposer | FaissProposer, int]]:
         """Yields who proposes how many candidates, for as long as a list is not final."""
-        if self._coarse is not None and wanted <= COARSE_UP_TO:
+        if self.coarse is not None and wanted <= self.coarse.up_to:
             width = wanted + max(wanted, SLACK)
-            yield from ((self._coarse, width), (self._coarse, 4 * width))
+            yield from ((self.coarse, width), (self.coarse, 4 * width))
         width = wanted + SLACK
         while width <= WIDEST:
             yield self._fine, width
@@ -173,6 +181,21 @@ class FlatIndex:
             part = slice(start, start + CACHED_ROWS)
             scores[part] = exact_scores(self.vectors[ordinals[part], None], queries[of[part]])[:, 0]
         return scores
+
+
+class Proposer(Protocol):
+    """Proposes for at most `up_to` hits, on a GPU that works (`on_card`) or a CPU."""
+
+    @property
+    def up_to(self) -> int: ...
+    @property
+    def on_card(self) -> bool: ...
+    def propose(self, queries: NDArray[np.float32], width: int, allowed: NDArray[np.bool_] | None) -> Proposal:
+        """Proposes `width` rows for each query (n, dim), fewer than are `allowed` (rows,). Raises ProposerLost."""
+
+
+class ProposerLost(Exception):
+    """A proposer that cannot propose now."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +296,13 @@ def selector_of(allowed: NDArray[np.bool_] | None) -> Any:
 class Int8Proposer:
     """Proposes by integers rounded from `vectors` (rows, dim), in a quarter of their memory."""
 
+    on_card = False
+
+    @property
+    def up_to(self) -> int:
+        """The most hits that it is asked for."""
+        return COARSE_UP_TO
+
     def __init__(self, vectors: NDArray[Any]) -> None:
         rows, dim = vectors.shape
         self._parts = parts_of(rows, dim)
@@ -306,9 +336,6 @@ class Int8Proposer:
             scores, ordinals = (np.take_along_axis(of, best, axis=1) for of in (scores, ordinals))
         error, length = (found[0][name][:, 0].astype(np.float64) for name in ("query_error", "length"))
         return Proposal(ordinals, scores, error * self._by_error + length * self._by_length)
-
-
-Proposer = FaissProposer | Int8Proposer
 
 
 def _best_of(

@@ -16,8 +16,8 @@ from aeenc import errors
 from services.encoder.rollout import loading
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.loading import LoadOptions
-from services.encoder.runtime.onnx_session import Placement
 from services.encoder.runtime.thread_priority import CANDIDATE
+from services.onnx_devices import Placement
 from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import until
 

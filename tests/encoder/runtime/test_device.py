@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
+from services import onnx_devices
 from services.encoder import __main__ as encoder_main
 from services.encoder.batching.admission import GPU_QUEUED_TOKENS
 from services.encoder.batching.encoder import EncodeCall, Encoder
@@ -21,9 +22,9 @@ from services.encoder.batching.queues import GPU_WORKERS
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.rollout import loading
 from services.encoder.runtime import onnx_session, torch_session
-from services.encoder.runtime.onnx_session import CPU, CUDA
 from services.encoder.settings import EncoderSettings
 from services.kit.limits import Limits
+from services.onnx_devices import CPU, CUDA
 from support.models.tiny_checkpoints import register, write_tiny_cross_encoder_checkpoint
 from support.waiting import until
 
@@ -35,7 +36,7 @@ def broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build of onnxruntime that has CUDA and makes sessions on the CPU, as one does without a working driver."""
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
-    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnx_devices.ort, "get_available_providers", lambda: [CUDA, CPU])
 
 
 async def test_auto_falls_back_from_a_cuda_that_does_not_work_and_says_so_everywhere(
@@ -63,7 +64,7 @@ async def test_a_candidate_whose_session_is_not_where_it_was_asked_for_is_refuse
 ) -> None:
     with pytest.raises(errors.FailedPrecondition, match="CUDAExecutionProvider"):
         onnx_session.open_session(
-            tiny_checkpoint.artifact.file("model.onnx"), onnx_session.Placement([CUDA, CPU]), "sentence_embedding"
+            tiny_checkpoint.artifact.file("model.onnx"), onnx_devices.Placement([CUDA, CPU]), "sentence_embedding"
         )
 
 
@@ -82,7 +83,7 @@ async def test_an_encoder_whose_build_cannot_use_the_gpu_that_is_there_says_so(
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(onnx_session, "DEVICES", tmp_path)
+    monkeypatch.setattr(onnx_devices, "DEVICES", tmp_path)
     await register(registry, tiny_checkpoint, label="stable")
     async with serve(device="auto") as (server, client):
         assert "install the extra encoder-gpu" in (await client.info()).runtime_reason
@@ -109,9 +110,9 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """A build of onnxruntime with CUDA, and two cards."""
     made = Card()
-    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(onnx_session.ort, "preload_dlls", lambda: None)
-    monkeypatch.setattr(onnx_session.ort, "InferenceSession", made)
+    monkeypatch.setattr(onnx_devices.ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnx_devices.ort, "preload_dlls", lambda: None)
+    monkeypatch.setattr(onnx_devices.ort, "InferenceSession", made)
     return made
 
 
@@ -124,14 +125,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     ],
 )
 def test_a_process_takes_the_card_that_is_named_and_no_more_of_it_than_it_may(card, device, gpu_bytes, options) -> None:
-    placement = onnx_session.providers_of(device, gpu_bytes)
+    placement = onnx_devices.providers_of("encoder", device, gpu_bytes)
     assert (placement.providers, placement.options) == ([CUDA, CPU], [options, {}])
     assert card.opened == [options]
 
 
 def test_a_card_that_is_not_there_is_refused_by_name(card) -> None:
     with pytest.raises(errors.FailedPrecondition, match=r"AEENC_ENCODER_DEVICE=cuda:2, but .* another card than 2"):
-        onnx_session.providers_of("cuda:2")
+        onnx_devices.providers_of("encoder", "cuda:2")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1;2"])
@@ -172,8 +173,8 @@ def test_an_encoder_in_torch_on_a_card_is_not_degraded_by_cross_encoders_on_the_
     torch_on_a_card, monkeypatch, tmp_path, device
 ) -> None:
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(onnx_session, "DEVICES", tmp_path)
-    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CPU])
+    monkeypatch.setattr(onnx_devices, "DEVICES", tmp_path)
+    monkeypatch.setattr(onnx_devices.ort, "get_available_providers", lambda: [CPU])
     settings = EncoderSettings(runtime="torch", device=device)
     options, _, handicap = encoder_main._options(settings)
     assert (options.on_gpu, options.pairs_on_gpu, handicap) == (True, False, "")
@@ -212,7 +213,7 @@ def test_a_queue_that_holds_no_text_is_refused() -> None:
 
 
 def test_workers_are_as_many_as_cores_where_a_cpu_scores_pairs(torch_on_a_card, monkeypatch) -> None:
-    monkeypatch.setattr(onnx_session.ort, "get_available_providers", lambda: [CPU])
+    monkeypatch.setattr(onnx_devices.ort, "get_available_providers", lambda: [CPU])
     monkeypatch.setattr(encoder_main, "usable_cores", lambda: 16)
     options, workers, _ = encoder_main._options(EncoderSettings(runtime="torch"))
     assert (options.on_gpu, workers) == (True, 16)
@@ -234,11 +235,11 @@ def test_on_a_gpu_a_version_is_tried_with_the_largest_batch(tiny_checkpoint, mon
     shapes: list[tuple[int, ...]] = []
 
     def opened(path, _placement, *names):
-        return WatchedSession(onnx_session.open_session(path, onnx_session.Placement([CPU]), *names), shapes)
+        return WatchedSession(onnx_session.open_session(path, onnx_devices.Placement([CPU]), *names), shapes)
 
     monkeypatch.setattr(loading, "open_session", opened)
     longest = int(tiny_checkpoint.artifact.meta["max_tokens"])
-    placement = onnx_session.Placement(providers)
+    placement = onnx_devices.Placement(providers)
     options = loading.LoadOptions(2**30, placement, batch_tokens=5 * longest - 1)
     loading.load_model(tiny_checkpoint.artifact, options, space_id=tiny_checkpoint.space_id)
     assert max(rows for rows, length in shapes if length == longest) == texts
@@ -284,6 +285,6 @@ def test_a_cross_encoder_on_the_cpu_beside_torch_on_a_card_is_not_tried_with_the
     monkeypatch.setattr(loading, "open_session", opened)
     monkeypatch.setattr(loading, "inputs_of", lambda session: onnx_session.inputs_of(session._session))
     pairs = write_tiny_cross_encoder_checkpoint(artifact_store)
-    options = loading.LoadOptions(2**30, onnx_session.Placement([CPU]), "cuda", batch_tokens=16_384)
+    options = loading.LoadOptions(2**30, onnx_devices.Placement([CPU]), "cuda", batch_tokens=16_384)
     loading.load_model(pairs.artifact, options, space_id=pairs.space_id)
     assert {rows for rows, _ in shapes} == {1, 2}, "single ones to warm up, and probes in twos"

@@ -14,7 +14,7 @@ import pytest
 from aeenc import errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU, Placement
+from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_base_models import write_sentence_model
@@ -126,7 +126,7 @@ import sys
 from pathlib import Path
 from services.encoder.__main__ import build
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import Placement
+from services.onnx_devices import Placement
 from services.encoder.settings import EncoderSettings
 from services.store.artifacts import ArtifactStore
 build(EncoderSettings(port=0, metrics_port=0))

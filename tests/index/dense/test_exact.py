@@ -12,10 +12,11 @@ from aeenc import errors
 from services.corpus.arrays import exact_scores, norms_of
 from services.corpus.generation import PremiseRecord, Premises
 from services.index.catalogue.served import ServedGeneration
-from services.index.dense import exact
+from services.index.dense import card, exact
 from services.index.dense.batcher import EXCLUDED_AFTERWARDS, SearchBatcher
 from services.index.dense.exact import FlatIndex, Int8Proposer, Proposal
 from services.index.values import ALL, Selection
+from services.onnx_devices import CPU, Placement
 
 
 def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -32,6 +33,13 @@ def crowded(rows: int = 3000, dim: int = 33) -> NDArray[np.float32]:
     near[np.arange(200), flips] = np.nextafter(near[np.arange(200), flips], np.float32(2))
     matrix[300:500] = near
     return matrix[rng.permutation(rows)]
+
+
+def on_card(matrix: NDArray[np.floating]) -> card.CardProposer:
+    """Proposes as a card does, by the same model on this processor."""
+    proposer = card.Card(Placement([CPU])).load(matrix, float(norms_of(matrix).max()))
+    assert proposer is not None
+    return proposer
 
 
 def brute_force(
@@ -221,6 +229,8 @@ def test_candidates_within_the_error_are_scored_and_ties_still_go_to_the_lower_o
     class Wrong:
         """Proposes by products that are wrong by up to `error`, in the order of the wrong ones."""
 
+        up_to, on_card = 100, False
+
         def propose(self, queries: NDArray[np.float32], width: int, _allowed: object) -> Proposal:
             noise = np.random.default_rng(5).uniform(-0.02, 0.02, size=(len(queries), len(matrix)))
             products = np.einsum("qj,ij->qi", queries.astype(np.float64), matrix.astype(np.float64)) + noise
@@ -256,19 +266,23 @@ SMALLER = {"SCAN_UP_TO": 2, "CODED_ROWS": 7, "CONSTANT_BYTES": 120, "SCORES_AT_O
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("is_coded", [True, False])
+@pytest.mark.parametrize("coarse", ["", "codes", "card"])
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_asked_equals_a_brute_force_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch, seed: int, is_coded: bool, dtype: type
+    monkeypatch: pytest.MonkeyPatch, seed: int, coarse: str, dtype: type
 ) -> None:
     for name, value in {**SMALL, **SMALLER}.items():
         monkeypatch.setattr(exact, name, value)
+    for name, value in {"PART_ROWS": 37, "QUERIES_AT_ONCE": 4}.items():
+        monkeypatch.setattr(card, name, value)
     rng = np.random.default_rng(seed)
     matrix = rng.choice([-2.0, -1.0, 0.0, 1.0, 1.001], size=(90, 5)).astype(dtype)
     matrix[rng.integers(0, 90, 20)] = matrix[rng.integers(0, 90, 20)]  # ties
     matrix[:3] = 0
     matrix *= np.array([1, 1, 3], dtype)[np.arange(90) % 3][:, None]
-    index = FlatIndex(matrix, coarse=Int8Proposer(matrix) if is_coded else None)
+    index = FlatIndex(matrix)
+    if coarse:
+        index.coarse = Int8Proposer(matrix) if coarse == "codes" else on_card(matrix)
     assert index.largest_norm == pytest.approx(np.linalg.norm(matrix.astype(float), axis=1).max())
     queries = np.concatenate([rng.choice([-1.0, 0.0, 1.0], size=(3, 5)), rng.normal(size=(3, 5))]).astype(np.float32)
     masks = [None, *(rng.random(90) < share for share in (0.0, 0.05, 0.5, 0.95))]
@@ -310,7 +324,7 @@ def test_whoever_costs_least_is_asked(
         call = getattr(of, method)
         setattr(of, method, lambda *given: seen.append(name) or call(*given))
 
-    noted(index._coarse, "propose", "coarse")
+    noted(index.coarse, "propose", "coarse")
     noted(index._fine, "propose", "fine")
     noted(index, "nearest_among", "alone")
     index.nearest(matrix[:1], k, None if allowed is None else np.arange(rows) < allowed)
@@ -363,9 +377,9 @@ def test_the_error_of_a_proposer_bounds_its_error_and_its_ceiling_all_others() -
         matrix = (rng.normal(size=(200, 24)) * scale * rng.random((200, 1))).astype(np.float32)
         queries = np.concatenate([rng.normal(size=(8, 24)), matrix[:4] / scale]).astype(np.float32)
         products = queries.astype(np.float64) @ matrix.T.astype(np.float64)
-        proposers = [Int8Proposer(matrix), exact.FaissProposer(matrix, float(norms_of(matrix).max()))]
+        proposers = [Int8Proposer(matrix), on_card(matrix), exact.FaissProposer(matrix, float(norms_of(matrix).max()))]
         proposers.append(exact.FaissProposer(matrix.astype(np.float16), float(norms_of(matrix).max() * 1.001)))
-        for proposer, largest in zip(proposers, (0.03, 1e-5, None), strict=True):
+        for proposer, largest in zip(proposers, (0.03, 2e-3, 1e-5, None), strict=True):
             for allowed in (None, rng.random(200) < 0.5):
                 found = proposer.propose(queries, 20, allowed)
                 if largest is not None:

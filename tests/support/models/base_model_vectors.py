@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU, Placement
+from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.space import SpaceSpec, pad_id_of
 

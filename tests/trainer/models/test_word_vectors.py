@@ -17,7 +17,7 @@ from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument
 from services.bigru import BiGru, BiGruConfig
 from services.corpus.generation import PremiseRecord
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU, Placement
+from services.onnx_devices import CPU, Placement
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.models.word_vectors import WordVectors, write_base_model

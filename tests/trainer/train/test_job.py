@@ -17,7 +17,7 @@ from safetensors.torch import save
 from aeenc.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from services.corpus.generation import PremiseRecord, folder_of
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU, Placement
+from services.onnx_devices import CPU, Placement
 from services.store.formats import NewerFormat
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from aeenc.errors import InvalidArgument
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU, Placement
+from services.onnx_devices import CPU, Placement
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from services.encoder.rollout.loading import LoadOptions, load_model
-from services.encoder.runtime.onnx_session import CPU, Placement
+from services.onnx_devices import CPU, Placement
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, DEFAULT_PACKAGE, find_base_model
 from services.trainer.train.export.kept_graph import is_kept, with_weights, without_weights

@@ -12,8 +12,9 @@ import onnx
 import pytest
 
 from services.corpus.generation import open_generation
-from services.encoder.runtime.onnx_session import CPU, Placement, check_onnx, open_session
+from services.encoder.runtime.onnx_session import check_onnx, open_session
 from services.encoder.runtime.runners import PaddedRunner, Tokens
+from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
 from services.trainer.jobs.files import JobFiles

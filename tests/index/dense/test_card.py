@@ -1,0 +1,174 @@
+"""Exact search on a card, whose model runs on the processor here: the same hits, and what happens when it fails."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from aeenc import errors
+from aeenc.v1 import types_pb2
+from services import onnx_devices
+from services.corpus.arrays import norms_of
+from services.index import __main__ as main
+from services.index.dense import approximate, batcher, card
+from services.index.dense.card import Card
+from services.index.dense.exact import FlatIndex
+from services.index.settings import IndexSettings
+from services.onnx_devices import CPU, CUDA, Placement
+from support.waiting import until
+from support.worlds.index_world import SPACE, premise, vector_of
+
+ROWS, DIM = 600, 24
+BYTES = 2 * (ROWS * DIM + 4 * 64 * ROWS)
+
+
+def unit(seed: int, rows: int = ROWS) -> NDArray[np.float32]:
+    matrix = np.random.default_rng(seed).normal(size=(rows, DIM))
+    return (matrix / norms_of(matrix)[:, None]).astype(np.float32)
+
+
+def listed(index: FlatIndex, queries: NDArray[np.float32], k: int = 10) -> list[tuple[list[int], list[float]]]:
+    return [(hits.ordinals.tolist(), hits.scores.tolist()) for hits in index.nearest(queries, k)]
+
+
+class FailingCard(Card):
+    """A card that can be lost, on this processor."""
+
+    lost = False
+
+    def _multiply(self, *given: Any) -> Any:
+        if self.lost:
+            raise RuntimeError("CUDA failure 46: all CUDA-capable devices are busy or unavailable")
+        return super()._multiply(*given)
+
+
+@pytest.mark.parametrize("length", [1e-20, 0.25, 1.0, 3e4])
+def test_the_bound_of_half_precision_holds_for_rows_in_the_direction_of_all_roundings(length: float) -> None:
+    """Components halfway between two numbers of float16: queries and rows are rounded the same way throughout."""
+    query = np.full((1, DIM), 1 + 2.0**-11 - 2.0**-20, dtype=np.float32) * length
+    matrix = np.concatenate([np.full((1, DIM), (1 + 2.0**-11 - 2.0**-20) / 8, np.float32), unit(1) / 8, 1e-7 * unit(2)])
+    proposer = Card(Placement([CPU])).load(matrix, float(norms_of(matrix).max()))
+    assert proposer is not None
+    found = proposer.propose(query, 40, None)
+    exact = query.astype(np.float64) @ matrix.T.astype(np.float64)
+    assert (np.abs(np.take_along_axis(exact, found.ordinals, 1) - found.scores) <= found.error[:, None]).all()
+    assert np.delete(exact[0], found.ordinals[0]).max() <= found.ceiling[0]
+    assert found.error[0] < 2e-3 * norms_of(query)[0] * norms_of(matrix).max()
+
+
+def test_a_card_that_is_lost_leaves_the_same_hits_to_the_cpu_says_so_and_is_tried_again(monkeypatch) -> None:
+    matrix, states = unit(3), list[str]()
+    expected = listed(FlatIndex(matrix), matrix[:5])
+    where = FailingCard(Placement([CPU]), on_state=states.append)
+    index = FlatIndex(matrix, coarse=where.load(matrix, 1.0))
+    assert listed(index, matrix[:5]) == expected
+    assert (index.on_card, states) == (True, [])
+    where.lost = True
+    assert listed(index, matrix[:5]) == expected
+    assert not index.on_card
+    assert [state.partition(": ")[0] for state in states] == ["the card does not answer"]
+    where.lost = False
+    with monkeypatch.context() as rests:
+        rests.setattr(where, "_multiply", lambda *_: pytest.fail("asked while it rests"))
+        assert listed(index, matrix[:5]) == expected
+    now = card.time.monotonic() + card.TRIED_AGAIN_S
+    monkeypatch.setattr(card, "time", SimpleNamespace(monotonic=lambda: now))
+    assert index.on_card
+    assert listed(index, matrix[:5]) == expected
+    assert states[1:] == [""]
+
+
+def test_a_card_asked_for_by_name_is_not_replaced() -> None:
+    matrix = unit(4)
+    where = FailingCard(Placement([CPU]), is_must=True)
+    index = FlatIndex(matrix, coarse=where.load(matrix, 1.0))
+    where.lost = True
+    for _ in range(2):
+        with pytest.raises(errors.Unavailable, match=r"CUDA failure 46: .*AEENC_INDEX_DEVICE=auto"):
+            index.nearest(matrix[:1], 5)
+
+
+def test_what_does_not_fit_on_the_card_is_searched_on_the_cpu_or_refused_with_the_bytes() -> None:
+    states = list[str]()
+    where = Card(Placement([CPU]), gpu_bytes=BYTES + 100, on_state=states.append)
+    first = where.load(unit(5), 1.0)
+    assert first is not None
+    assert where.load(unit(6), 1.0) is None
+    assert f"600 premises need {BYTES:,} bytes" in states[-1]
+    assert f"{BYTES:,} of AEENC_INDEX_GPU_BYTES={BYTES + 100:,} are taken" in states[-1]
+    del first
+    gc.collect()
+    assert where.load(unit(6), 1.0) is not None, "a generation that is closed leaves its room"
+    assert states[-1] == ""
+    assert where.load(1e5 * unit(5), 1e5) is None
+    with pytest.raises(errors.FailedPrecondition, match=f"600 premises need {BYTES:,} bytes .*AEENC_INDEX_DEVICE=auto"):
+        Card(Placement([CPU]), gpu_bytes=BYTES - 1, is_must=True).load(unit(5), 1.0)
+
+
+def test_a_card_that_takes_no_more_is_no_end_of_the_index(monkeypatch) -> None:
+    states = list[str]()
+    where = Card(Placement([CPU]), on_state=states.append)
+    monkeypatch.setattr(where, "_copy", lambda _: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    assert where.load(unit(5), 1.0) is None
+    assert states == ["searches 600 premises on the CPU: the card did not take 600 premises: out of memory"]
+
+
+@pytest.mark.parametrize(("on_card", "at_once"), [(True, 64), (False, 4)])
+def test_a_card_multiplies_whole_batches_with_however_many_rows(monkeypatch, on_card: bool, at_once: int) -> None:
+    monkeypatch.setattr(batcher, "MULTIPLIED_ROWS", 4 * ROWS)
+    index = FlatIndex(unit(5))
+    if on_card:
+        index.coarse = Card(Placement([CPU])).load(index.vectors, 1.0)
+    search: Any = SimpleNamespace(served=SimpleNamespace(index=index))
+    assert batcher._queries_at_once(search) == at_once
+
+
+async def test_an_index_goes_on_with_the_same_hits_and_degraded_when_its_card_is_lost(serve, monkeypatch) -> None:
+    asked, cards = list[tuple[str, str, int]](), list[FailingCard]()
+
+    def providers_of(*given: Any) -> Placement:
+        asked.append(given)
+        return Placement([CUDA, CPU], options=[{"device_id": "0"}, {}])
+
+    def opened(_: Placement, **given: Any) -> Card:
+        cards.append(FailingCard(Placement([CPU]), **given))
+        return cards[0]
+
+    monkeypatch.setattr(main, "providers_of", providers_of)
+    monkeypatch.setattr(main, "Card", opened)
+    monkeypatch.setattr(approximate, "CODES_FROM", 2)
+    async with serve(device="auto", gpu_bytes=10**9) as index:
+        await index.client.build("science", [premise(f"f{n}", f"fact {n}") for n in range(90)])
+        assert asked == [("index", "auto", 10**9)]
+        assert index.server.readiness.is_in("SERVING")
+        queries = np.stack([vector_of(text) for text in ("fact 7", "a new fact")])
+        found = await index.client.search("science", queries, space_id=SPACE, k=5)
+        cards[0].lost = True
+        again = await index.client.search("science", queries, space_id=SPACE, k=5)
+        assert (again.ids, np.array(again.scores).tolist()) == (found.ids, np.array(found.scores).tolist())
+        await until(lambda: index.server.readiness.is_in("DEGRADED"))
+        assert "the card does not answer: CUDA failure 46" in (await index.client.info()).service.state_reason
+
+
+async def test_a_cuda_that_does_not_work_degrades_auto_and_ends_the_start_of_cuda(serve, monkeypatch) -> None:
+    monkeypatch.setattr(onnx_devices.ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnx_devices.ort, "preload_dlls", lambda: None)
+    async with serve(device="auto") as index:
+        info = await index.client.info()
+        assert info.service.state == types_pb2.SERVICE_STATE_DEGRADED
+        assert info.service.state_reason.endswith(
+            "repair the driver or the CUDA libraries, or set AEENC_INDEX_DEVICE=cpu"
+        )
+    with pytest.raises(errors.FailedPrecondition, match=r"AEENC_INDEX_DEVICE=cuda:1, but .* another card than 1"):
+        main.build(IndexSettings(port=0, device="cuda:1"))
+
+
+def test_a_card_is_for_one_serving_process() -> None:
+    with pytest.raises(ValidationError, match="AEENC_INDEX_DEVICE=cuda is for one serving process"):
+        IndexSettings(device="cuda", serving_processes=2)
