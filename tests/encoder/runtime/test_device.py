@@ -260,7 +260,7 @@ class FullSession(WatchedSession):
 async def test_a_version_is_refused_where_one_text_is_over_the_memory_and_served_where_a_batch_is(
     serve, registry, tiny_checkpoint, monkeypatch, room
 ) -> None:
-    placement = encoder_main.providers_of("cpu")._replace(providers=[CUDA, CPU])
+    placement = encoder_main.providers_of("encoder", "cpu")._replace(providers=[CUDA, CPU])
     monkeypatch.setattr(encoder_main, "providers_of", lambda *_, **__: placement)
     monkeypatch.setattr(FullSession, "room", room)
     session = onnxruntime.InferenceSession(tiny_checkpoint.artifact.file("model.onnx"), providers=[CPU])
