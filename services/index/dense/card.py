@@ -11,6 +11,7 @@ every row (decision 51), so hits are those of a CPU to the bit. Where the card f
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class Card:
         number = (placement.options or [{}])[0].get("device_id", "0")
         self._at = ("cpu", 0) if placement.providers[0] == CPU else ("cuda", int(number))
         self._held_bytes, self._rests_until = 0, 0.0
+        self._reserving = threading.RLock()  # a generation may end in the middle of a reservation
         self._problems = {"room": "", "answers": ""}
 
     @property
@@ -80,19 +82,16 @@ class Card:
         wanted = 2 * (rows * dim + _WORK_COPIES * QUERIES_AT_ONCE * min(rows, PART_ROWS))
         if largest_norm > LARGEST_NORM:
             problem = f"vectors of length {largest_norm:,.0f} have products beyond float16"
-        elif self._gpu_bytes and self._held_bytes + wanted > self._gpu_bytes:
-            problem = (
-                f"{rows:,} premises need {wanted:,} bytes of the card, and {self._held_bytes:,} of "
-                f"AEENC_INDEX_GPU_BYTES={self._gpu_bytes:,} are taken"
-            )
+        elif taken := self._reserve(wanted):
+            problem = f"{rows:,} premises need {wanted:,} bytes of the card, and {taken}"
         else:
             try:
                 parts = [self._copy(vectors[start : start + PART_ROWS]) for start in range(0, rows, PART_ROWS)]
             except Exception as error:  # noqa: BLE001 -- the runtime raises its own unexported classes
+                self._release(wanted)
                 problem = f"the card did not take {rows:,} premises: {str(error)[:200]}"
             else:
                 proposer = CardProposer(self, parts, dim, largest_norm)
-                self._held_bytes += wanted
                 weakref.finalize(proposer, self._release, wanted)
                 self._tell("room", "")
                 return proposer
@@ -151,8 +150,17 @@ class Card:
     def _copy(self, vectors: NDArray[Any]) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(vectors, dtype=np.float16), *self._at)
 
+    def _reserve(self, size: int) -> str:
+        """Takes so much of the budget; returns what is taken already where that is too much."""
+        with self._reserving:
+            if self._gpu_bytes and self._held_bytes + size > self._gpu_bytes:
+                return f"{self._held_bytes:,} of AEENC_INDEX_GPU_BYTES={self._gpu_bytes:,} are taken"
+            self._held_bytes += size
+            return ""
+
     def _release(self, size: int) -> None:
-        self._held_bytes -= size
+        with self._reserving:
+            self._held_bytes -= size
 
     def _tell(self, of: str, problem: str) -> None:
         if problem == self._problems[of]:

@@ -113,10 +113,13 @@ def test_what_does_not_fit_on_the_card_is_searched_on_the_cpu_or_refused_with_th
 
 def test_a_card_that_takes_no_more_is_no_end_of_the_index(monkeypatch) -> None:
     states = list[str]()
-    where = Card(Placement([CPU]), on_state=states.append)
-    monkeypatch.setattr(where, "_copy", lambda _: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    assert where.load(unit(5), 1.0) is None
+    where = Card(Placement([CPU]), gpu_bytes=BYTES, on_state=states.append)
+    with monkeypatch.context() as full:
+        full.setattr(where, "_copy", lambda _: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        assert where.load(unit(5), 1.0) is None
     assert states == ["searches 600 premises on the CPU: the card did not take 600 premises: out of memory"]
+    assert where.load(unit(5), 1.0) is not None, "what was not taken is still free"
+    assert states[1:] == [""]
 
 
 @pytest.mark.parametrize(("on_card", "at_once"), [(True, 64), (False, 4)])
