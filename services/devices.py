@@ -1,8 +1,11 @@
-"""The device of a process, for all services that compute on one: its lack of memory. It imports no runtime."""
+"""The device of a process, for all services that compute on one: its memory. It imports no runtime."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+from aeenc.errors import FailedPrecondition
 
 # Of torch on a card and a CPU; of onnxruntime's arena without room, beyond its limit, in pieces; of CUDA's libraries.
 _OUT_OF_MEMORY = (
@@ -25,3 +28,15 @@ def free_cached_blocks() -> None:
     """Gives the card back what torch keeps of it for later, if torch computes in this process."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.cuda.empty_cache()
+
+
+def bound_memory(cuda: Any, number: int, gpu_bytes: int, setting: str) -> None:
+    """Bounds by `torch.cuda` what this process takes of a card (0: no bound). Raises FailedPrecondition beyond it."""
+    if not gpu_bytes:
+        return
+    whole = cuda.get_device_properties(number).total_memory
+    if gpu_bytes > whole:
+        raise FailedPrecondition(
+            f"{setting}={gpu_bytes}, but cuda:{number} has {whole:,} bytes; set at most these, or 0 for no limit"
+        )
+    cuda.set_per_process_memory_fraction(gpu_bytes / whole, number)

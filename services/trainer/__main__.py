@@ -83,7 +83,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
         lease=f"{key_prefix(settings.namespace)}trainer-garbage",
     )
-    device = Device(settings.device)
+    device = Device(settings.device, settings.gpu_bytes)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
     jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, holds, limits, settings.losses)
     evaluator = Evaluator(

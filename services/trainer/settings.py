@@ -66,6 +66,9 @@ class TrainerSettings(RedisSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where jobs compute; auto: on a GPU where there is one"
     )
+    gpu_bytes: int = Field(
+        0, ge=0, description="most memory of the GPU that each process of a job takes, in bytes; 0: no limit"
+    )
     threads: int = Field(usable_cores(), ge=1, description="threads of a job on the CPU, all its processes together")
     processes: int = Field(1, ge=1, le=64, description="processes of a job: as many as GPUs it is to use")
     precision: Literal["auto", "float32", "bfloat16"] = Field(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aeenc.errors import FailedPrecondition
+from services.devices import bound_memory
 from services.encoder.runtime.runners import Ids, Session
 from services.store.artifacts import Artifact
 
@@ -21,8 +22,8 @@ WEIGHTS = "model.safetensors"
 def torch_device_of(device: str, gpu_bytes: int = 0) -> tuple[str, str]:
     """Resolves `auto`, `cpu`, `cuda` or `cuda:N`, and says why `auto` is not the CUDA that this torch was built with.
 
-    Raises FailedPrecondition without torch, or for `cuda` without CUDA or that card. `gpu_bytes` bounds the memory that
-    this process takes of it (0: no bound).
+    Raises FailedPrecondition without torch, for `cuda` without CUDA or that card, and for more memory than it has:
+    `gpu_bytes` bounds what this process takes of it (0: no bound).
     """
     try:
         import torch
@@ -41,9 +42,7 @@ def torch_device_of(device: str, gpu_bytes: int = 0) -> tuple[str, str]:
         number, cards = int(device.partition(":")[2] or 0), torch.cuda.device_count()
         if number >= cards:
             raise FailedPrecondition(f"AEENC_ENCODER_DEVICE={device}, but there are {cards} cards, from cuda:0 on")
-        if gpu_bytes:
-            whole = torch.cuda.get_device_properties(number).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_bytes / whole), number)
+        bound_memory(torch.cuda, number, gpu_bytes, "AEENC_ENCODER_GPU_BYTES")
         return ("cuda" if device == "auto" else device), ""
     if torch.version.cuda is None:
         return "cpu", ""

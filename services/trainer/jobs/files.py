@@ -40,6 +40,7 @@ class ComputeOptions:
     """Options of how a job computes, and where its curves go. `threads` are those of all its processes together."""
 
     device: str = "cpu"
+    gpu_bytes: int = 0
     threads: int = 1
     int8: bool = True
     fp16: bool = False

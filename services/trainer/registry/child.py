@@ -57,9 +57,9 @@ class Device:
     A child process finds it, since torch is never loaded here. Without a driver there is nothing to find: no child.
     """
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, wanted: str, gpu_bytes: int = 0) -> None:
         self.name = "cpu" if wanted == "cpu" else ""
-        self._wanted = wanted
+        self._wanted, self._gpu_bytes = wanted, gpu_bytes
         self._asking: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
@@ -81,7 +81,7 @@ class Device:
     async def _ask(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             answer = Path(directory) / "device.json"
-            status = await Child.run("device", str(answer), self._wanted)
+            status = await Child.run("device", str(answer), self._wanted, str(self._gpu_bytes))
             found = json.loads(answer.read_bytes()) if answer.is_file() else {"error": describe_exit(status)}
         self.name = found.get("device", "")
         if "error" in found:

@@ -1,8 +1,8 @@
 """The trainer's child process, `python -m services.trainer.train COMMAND …`; it ends when its parent does.
 
 Commands: `job DIR`; `rank DIR NUMBER`, further processes of a job; `pretrained REQUEST` and `cross-encoder REQUEST`,
-exports; `device ANSWER WANTED`. torch is loaded only here, and only where something is computed or traced with it, so
-the trainer keeps answering while a job computes, and a job killed for memory takes nothing else along.
+exports; `device ANSWER WANTED GPU_BYTES`. torch is loaded only here, and only where something is computed or traced
+with it, so the trainer keeps answering while a job computes, and a job killed for memory takes nothing else along.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
         run_rank(JobFiles(path), int(sys.argv[3]))
     elif command == "device":
-        _device(path, sys.argv[3])
+        _device(path, sys.argv[3], int(sys.argv[4]))
     else:
         _export(command, path)
 
@@ -112,12 +112,12 @@ def _exporter(command: str, request: dict[str, Any]) -> Callable[[ArtifactStore,
     return export_pretrained
 
 
-def _device(path: Path, wanted: str) -> None:
+def _device(path: Path, wanted: str, gpu_bytes: int) -> None:
     """Writes the device of a job's first process into a file, or the reason why there is none."""
     from services.trainer.train.encoder import device_of
 
     try:
-        answer = {"device": str(device_of(wanted))}
+        answer = {"device": str(device_of(wanted, 0, gpu_bytes))}
     except AeencError as error:
         answer = {"error": error.message}
     path.write_text(json.dumps(answer))

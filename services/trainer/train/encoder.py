@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aeenc.errors import DataLoss, FailedPrecondition
+from services.devices import bound_memory
 from services.trainer.jobs.files import Precision
 from services.trainer.models.base_model import dense_file
 from services.trainer.models.batches import Batches, Inputs, by_length
@@ -94,15 +95,18 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def device_of(wanted: str, number: int = 0) -> torch.device:
+def device_of(wanted: str, number: int = 0, gpu_bytes: int = 0) -> torch.device:
     """Chooses the device of a job's process by its number, for `auto`, `cpu` or `cuda`: its own GPU if there is one.
 
-    Raises FailedPrecondition for `cuda` if torch finds no GPU.
+    Raises FailedPrecondition for `cuda` if torch finds no GPU, and for more memory than it has: `gpu_bytes` bounds what
+    this process takes of it (0: no bound).
     """
     if wanted == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", number % torch.cuda.device_count())
+        card = number % torch.cuda.device_count()
+        bound_memory(torch.cuda, card, gpu_bytes, "AEENC_TRAINER_GPU_BYTES")
+        return torch.device("cuda", card)
     if wanted == "cuda":
         raise FailedPrecondition(
             "AEENC_TRAINER_DEVICE=cuda, but torch finds no GPU here; install a torch with CUDA on a machine with a "

@@ -84,7 +84,7 @@ class JobInputs:
         if plan.config.mode in {"SIAMESE", "DUAL"}:  # what encodes premises in the new space is trained in torch
             spec = replace(spec, premise_precision="float32")
         batches = Batches.of(base.path, spec, base.meta["pad_id"])
-        device = device_of(plan.means.device, rank.number)
+        device = device_of(plan.means.device, rank.number, plan.means.gpu_bytes)
         candidates = files.candidates() if plan.config.candidates else {}
         return cls(
             plan, store, base, generation, training_set, validation, spec, batches, device, held_out, candidates, held

@@ -221,7 +221,7 @@ class Training:
                 raise FailedPrecondition(
                     f"a batch of {len(units)} in {len(parts)} parts is over the device's memory at step {done + 1} of "
                     f"{self._steps} ({str(error)[:200]}); start a new job with a lower batch_size or a higher "
-                    "accumulation, or let it take more of the card"
+                    "accumulation, or raise AEENC_TRAINER_GPU_BYTES where that bounds it"
                 ) from error
             log.warning(
                 "a batch is over the device's memory", units=len(units), parts=len(parts), reason=str(error)[:200]

@@ -153,6 +153,8 @@ def test_torch_takes_the_card_that_is_named(monkeypatch, device, taken) -> None:
     assert shares == [(0.25, 1 if device == "cuda:1" else 0)]
     with pytest.raises(errors.FailedPrecondition, match="there are 2 cards"):
         torch_session.torch_device_of("cuda:2")
+    with pytest.raises(errors.FailedPrecondition, match=r"AEENC_ENCODER_GPU_BYTES=4294967297, .* 4,294,967,296"):
+        torch_session.torch_device_of(device, 4 * 2**30 + 1)
 
 
 @pytest.fixture

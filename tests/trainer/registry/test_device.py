@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aeenc import errors
+from services.trainer.jobs.files import ComputeOptions
 from services.trainer.registry.child import Child, Device
+from services.trainer.train import __main__ as child
 from services.trainer.train.encoder import device_of
+from services.trainer.train.inputs import JobInputs
+from services.trainer.train.ranks import Rank
 from support.waiting import eventually, until
-from support.worlds.trainer_world import Space, serve_trainer
+from support.worlds.trainer_world import MakeJob, Space, serve_trainer
 
-ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text(sys.argv[4])"
+ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text(sys.argv[-1])"
 
 
 @pytest.fixture
@@ -38,6 +44,36 @@ def test_each_process_of_a_job_has_a_gpu_of_its_own_as_far_as_they_go(monkeypatc
     assert devices == ["cuda:0", "cuda:1", "cuda:0"] * 2
 
 
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """Two cards of 4 GiB, and what a process may take of which."""
+    found: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=4 * 2**30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: found.append(given))
+    return found
+
+
+def test_a_job_takes_no_more_of_its_card_than_it_may(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, shares: list[tuple[float, int]]
+):
+    files = make_job(means=ComputeOptions(device="cuda", gpu_bytes=2**30))
+    assert JobInputs.load(files, Rank(1, 2)).device == torch.device("cuda", 1)
+    assert shares == [(0.25, 1)]
+    device_of("auto")
+    assert len(shares) == 1, "0 bounds nothing"
+
+
+def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(tmp_path: Path, shares: list[tuple[float, int]]):
+    child._device(tmp_path / "answer", "auto", 5 * 2**30)
+    told = json.loads((tmp_path / "answer").read_bytes())["error"]
+    assert told == (
+        "AEENC_TRAINER_GPU_BYTES=5368709120, but cuda:0 has 4,294,967,296 bytes; set at most these, or 0 for no limit"
+    )
+    assert shares == []
+
+
 @pytest.mark.slow
 async def test_a_trainer_tells_the_device_that_was_found(
     space: Space, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,17 +94,21 @@ async def test_a_trainer_tells_the_device_that_was_found(
 async def test_the_device_is_what_a_child_process_answers(answer: str, name: str, monkeypatch: pytest.MonkeyPatch):
     children: list[Child] = []
 
+    asked: list[tuple[str, ...]] = []
+
     async def start(cls: type[Child], *arguments: str) -> Child:
+        asked.append(arguments[2:])
         children.append(cls(sys.executable, "-c", ANSWERS, *arguments, answer))
         return children[0]
 
     monkeypatch.setattr(Child, "start", classmethod(start))
     monkeypatch.setattr("services.trainer.registry.child.has_gpu_driver", lambda: True)
-    device = Device("cuda")
+    device = Device("cuda", 2**30)
     device.ask()
     assert device.name == ""
     await until(lambda: device._asking is not None and device._asking.done())
     assert device.name == name
+    assert asked == [("cuda", str(2**30))]
     await device.close()
 
 
