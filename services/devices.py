@@ -1,8 +1,9 @@
-"""The device of a process, for all services that compute on one: its memory. It imports no runtime."""
+"""The device of a process, for all services that compute on one: its memory, its packages. It imports no runtime."""
 
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from typing import Any
 
 from aeenc.errors import FailedPrecondition
@@ -40,3 +41,16 @@ def bound_memory(cuda: Any, number: int, gpu_bytes: int, setting: str) -> None:
             f"{setting}={gpu_bytes}, but cuda:{number} has {whole:,} bytes; set at most these, or 0 for no limit"
         )
     cuda.set_per_process_memory_fraction(gpu_bytes / whole, number)
+
+
+def check_one_build(*names: str, asked: str) -> None:
+    """Raises FailedPrecondition where several of these packages, builds of one module, are installed.
+
+    They overwrite each other's files, so nobody knows what computes. `asked` is the setting that wants to know.
+    """
+    found = [name for name in names if any(metadata.distributions(name=name))]
+    if len(found) > 1:
+        both = " and ".join(found)
+        raise FailedPrecondition(
+            f"{asked}, but {both} are installed, builds of one module; uninstall both, then install {found[-1]}"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +134,19 @@ def test_a_process_takes_the_card_that_is_named_and_no_more_of_it_than_it_may(ca
 def test_a_card_that_is_not_there_is_refused_by_name(card) -> None:
     with pytest.raises(errors.FailedPrecondition, match=r"AEENC_ENCODER_DEVICE=cuda:2, but .* another card than 2"):
         onnx_devices.providers_of("encoder", "cuda:2")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cpu"])
+def test_two_builds_of_onnxruntime_are_refused_by_name_where_a_card_may_compute(monkeypatch, tmp_path, device) -> None:
+    installed = tmp_path / "onnxruntime_gpu-1.31.1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = pytest.raises(
+        errors.FailedPrecondition, match=f"DEVICE={device}, but onnxruntime and onnxruntime-gpu are"
+    )
+    with nullcontext() if device == "cpu" else refused:
+        encoder_main._options(EncoderSettings(device=device))
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1;2"])
