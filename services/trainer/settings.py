@@ -72,7 +72,7 @@ class TrainerSettings(RedisSettings):
     threads: int = Field(usable_cores(), ge=1, description="threads of a job on the CPU, all its processes together")
     processes: int = Field(1, ge=1, le=64, description="processes of a job: as many as GPUs it is to use")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="what jobs multiply in; auto: bfloat16 where the machine has instructions for it"
+        "auto", description="what jobs multiply in; auto: bfloat16 on a CPU with instructions for it, else float32"
     )
     int8: bool = Field(True, description="whether jobs also export int8, where it passes the quality gate")
     fp16: bool = Field(False, description="whether exports also hold fp16, which encoders on a GPU serve")

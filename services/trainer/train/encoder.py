@@ -116,15 +116,14 @@ def device_of(wanted: str, number: int = 0, gpu_bytes: int = 0) -> torch.device:
 
 
 def precision_of(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """Chooses the precision of products; for `auto`, bfloat16 if the device has instructions for it."""
+    """Chooses the precision of products; for `auto`, bfloat16 on a CPU with instructions for it.
+
+    On a GPU it is float32: a step of MiniLM was no faster in bfloat16 (docs/performance.md), and nothing else measured.
+    """
     if wanted != "auto":
         return wanted
-    if device.type == "cuda":
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        known = torch.cpu.get_capabilities()
-        has_bfloat16 = any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return "bfloat16" if has_bfloat16 else "float32"
+    known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return "bfloat16" if any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else "float32"
 
 
 def prepare_torch(threads: int, device: str = "cpu") -> None:

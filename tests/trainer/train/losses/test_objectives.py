@@ -257,17 +257,19 @@ def test_a_step_that_may_not_be_divided_fails_with_the_batch_the_memory_and_the_
 
 
 @pytest.mark.parametrize(
-    ("wanted", "capabilities", "expected"),
+    ("wanted", "device", "capabilities", "expected"),
     [
-        ("auto", {"avx512_bf16": True}, "bfloat16"),
-        ("auto", {"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
-        ("auto", {"avx512_f": True, "avx512_bf16": False}, "float32"),
-        ("float32", {"avx512_bf16": True}, "float32"),
-        ("bfloat16", {}, "bfloat16"),
+        ("auto", "cpu", {"avx512_bf16": True}, "bfloat16"),
+        ("auto", "cpu", {"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
+        ("auto", "cpu", {"avx512_f": True, "avx512_bf16": False}, "float32"),
+        ("auto", "cuda", {"avx512_bf16": True}, "float32"),  # where no card was faster in bfloat16
+        ("float32", "cpu", {"avx512_bf16": True}, "float32"),
+        ("bfloat16", "cuda", {}, "bfloat16"),
     ],
 )
-def test_products_are_in_bfloat16_where_the_machine_has_it_or_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, wanted: Any, capabilities: dict[str, bool], expected: str
+def test_products_are_in_bfloat16_where_it_is_known_to_be_faster_or_asked_for(
+    monkeypatch: pytest.MonkeyPatch, wanted: Any, device: str, capabilities: dict[str, bool], expected: str
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert precision_of(wanted, torch.device("cpu")) == expected
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert precision_of(wanted, torch.device(device)) == expected
