@@ -12,7 +12,7 @@ from aeenc.calls.encoding import Encoded, EncodeOptions
 from aeenc.errors import FailedPrecondition, Unimplemented, VersionNotLoaded
 from aeenc.values import Timings
 from services.encoder.rollout.loading import LoadOptions, add_precision, load_model
-from services.encoder.rollout.versions import STABLE, LabelKey
+from services.encoder.rollout.versions import STABLE, LabelKey, Versions
 from services.encoder.runtime.model import FLOAT32, Model
 from services.encoder.runtime.runners import Tokens
 from services.index.ranking.fusion import reranked
@@ -32,7 +32,9 @@ class LocalModels:
     """
 
     def __init__(self, store: ArtifactStore, labels: Mapping[LabelKey, LabelRow], version: str = "") -> None:
-        self._store, self._labels, self._version = store, labels, version
+        self._store, self._version = store, version
+        self._labelled = Versions()
+        self._labelled.labels |= labels
         self.premise_versions: dict[str, str] = {}
         self._models: dict[str, Model] = {}
 
@@ -47,7 +49,7 @@ class LocalModels:
 
         Raises VersionNotLoaded for a label that names nothing, NotFound for an unknown version.
         """
-        [version, *_], precision = self._named(key)
+        version, precision = self._named(key)
         model = self._loaded(version, key.space_id, key.precision or precision)
         precision = model.choose(key.precision or "", precision, "query")
         prefix = model.description.prefixes["query"]
@@ -73,36 +75,38 @@ class LocalModels:
 
         Raises Unimplemented without any, FailedPrecondition for a rerank_weight where the label names an ensemble.
         """
-        row = self._labels.get((CROSS_ENCODERS, STABLE))
-        versions = list(query.rerank_versions) or (row.versions if row else [])
-        if not versions:
+        row = self._labelled.labels.get((CROSS_ENCODERS, STABLE))
+        named = {version: self._labelled.precision_of(version) for version in query.rerank_versions}
+        if not named and row is not None:
+            named = dict.fromkeys(row.versions, row.precision)
+        if not named:
             raise Unimplemented(
                 "no cross-encoder is `stable` here; publish one, name rerank_versions, or leave rerank out"
             )
-        if len(versions) > 1 and query.rerank_weight:
+        if len(named) > 1 and query.rerank_weight:
             raise FailedPrecondition("an ensemble ranks by its sum of ranks alone; set rerank_weight to 0")
-        precision = query.precision if query.precision == FLOAT32 or row is None else row.precision
-        models = [self._loaded(version, CROSS_ENCODERS, precision or FLOAT32) for version in versions]
+        if query.precision == FLOAT32:
+            named = dict.fromkeys(named, FLOAT32)
+        models = [self._loaded(version, CROSS_ENCODERS, precision) for version, precision in named.items()]
         ranked = []
         for text, own, found in zip(query.texts, premises, hits, strict=True):
             pairs = [model.tokenization.pairs(text, own, truncate=True).tokens if own else [] for model in models]
-            scores = [
-                _rows(model, precision or FLOAT32, one)[:, 0] for model, one in zip(models, pairs, strict=True) if one
-            ]
+            each = zip(models, named.values(), pairs, strict=True)
+            scores = [_rows(model, precision, one)[:, 0] for model, precision, one in each if one]
             ranked.append(reranked(found, scores, query.scope.k, query.rerank_weight))
-        return ranked, tuple(versions)
+        return ranked, tuple(named)
 
-    def _named(self, key: EncodeOptions) -> tuple[list[str], str]:
-        """Returns the versions that a call asks for, and their precision."""
-        version = key.version or ("" if key.label else self._version)
-        if version:
-            return [version], FLOAT32
-        row = self._labels.get((key.space_id, key.label or STABLE))
+    def _named(self, key: EncodeOptions) -> tuple[str, str]:
+        """Returns the version that a call asks for, and its precision."""
+        if version := key.version or ("" if key.label else self._version):
+            return version, self._labelled.precision_of(version)
+        labels = self._labelled.labels
+        row = labels.get((key.space_id, key.label or STABLE))
         if row is not None:
-            return row.versions, row.precision
+            return row.version, row.precision
         if key.label in {None, STABLE}:
-            return [self.premise_versions[key.space_id]], FLOAT32
-        named = ", ".join(sorted(name for space, name in self._labels if space == key.space_id)) or "none"
+            return self.premise_versions[key.space_id], FLOAT32
+        named = ", ".join(sorted(name for space, name in labels if space == key.space_id)) or "none"
         raise VersionNotLoaded(f"label {key.label!r} names nothing here (there are {named}); name a version")
 
     def _loaded(self, version: str, space_id: str, precision: str) -> Model:

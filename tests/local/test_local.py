@@ -16,7 +16,13 @@ from aeenc import errors
 from aeenc.calls.retrieval import Fusion, Retrieved
 from aeenc.values import Premise
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import register, write_tiny_checkpoint, write_tiny_cross_encoder_checkpoint
+from services.store.registry_rows import CROSS_ENCODERS
+from support.models.tiny_checkpoints import (
+    register,
+    rolled_out,
+    write_tiny_checkpoint,
+    write_tiny_cross_encoder_checkpoint,
+)
 from support.waiting import eventually
 from support.worlds.light_fleet import LightFleet, light_fleet
 from support.worlds.trainer_world import FACTS, QUERIES
@@ -104,6 +110,30 @@ async def test_refusals_are_those_of_the_services(light_fleet: LightFleet, home:
         assert here.value.reason == served.value.reason
     with pytest.raises(errors.NotFound, match="holds no corpora"):
         aeenc.local.open(home / "encoder")
+
+
+async def test_versions_are_computed_as_their_labels_say(
+    light_fleet: LightFleet, registry: Registry, home: Path, tmp_path: Path
+):
+    int8 = {"passed": True, "recipe": "rowwise"}
+    query = write_tiny_checkpoint(light_fleet.store, seed=2, base_version=light_fleet.base.version, int8=int8)
+    pairs = write_tiny_cross_encoder_checkpoint(light_fleet.store, seed=7, int8=int8)
+    [other] = (await light_fleet.client.index.retrieve("science", ["x"], rerank=10)).rerank_versions
+    await registry.set_label(CROSS_ENCODERS, "trial", other)
+    for checkpoint in (query, pairs):
+        await register(registry, checkpoint)
+        space_id = checkpoint.artifact.meta["space_id"]
+        await rolled_out(registry, space_id, "stable", checkpoint.version, precision="int8")
+    opened = aeenc.local.open(home)
+    for options in (
+        {"version": query.version},
+        {"rerank": 8},
+        {"rerank": 8, "rerank_versions": [other]},
+        {"rerank": 8, "rerank_versions": [other, pairs.version]},
+    ):
+        served = await light_fleet.client.index.retrieve("science", TEXTS, k=5, **options)
+        assert told(opened.retrieve("science", TEXTS, k=5, **options)) == told(served), options
+        assert served.precision == "int8"
 
 
 async def test_artifacts_alone_are_searched_by_the_premise_encoder_or_a_version(light_fleet: LightFleet, home: Path):
