@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candid
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.composite import AuditCounts, CompositeOracle
 from aeenc.oracles.remote import RemoteOracle
-from support.waiting import reached
+from support.waiting import reached, until
 
 
 class Scripted(aeenc.Oracle):
@@ -87,6 +90,24 @@ async def test_an_audit_takes_back_what_it_contradicts_and_writes_it_down(tmp_pa
     assert {line["auditor"] for line in lines} == {"person"}
     await ask(oracle, task("a"))
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3
+
+
+async def test_an_audit_log_that_takes_long_holds_up_no_other_call(tmp_path: Path):
+    log, verdicts, others = tmp_path / "audit.jsonl", {"a": REFUSES}, threading.Event()
+    oracle = CompositeOracle([Scripted("model", verdicts), Scripted("person", verdicts)], audit=1.0, audit_log=log)
+    log.unlink()
+    os.mkfifo(log)  # which nobody opens for writing before somebody reads it
+
+    def read() -> tuple[bool, int]:
+        went_on = others.wait(5)
+        return went_on, log.read_text().count("\n")
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    asked = asyncio.create_task(ask(oracle, task("a")))
+    await until(lambda: bool(oracle.audited["model"].agreed))
+    others.set()
+    assert await reading == (True, 1)
+    await asked
 
 
 async def test_a_full_audit_log_is_named():

@@ -189,10 +189,13 @@ class Overview:
                     )
                 elif record.answers:
                     items[record.task.query, frozenset(record.gold)].append(record)
-        agreed = await asyncio.to_thread(agreement_of, ratings)
-        reports = await asyncio.to_thread(_reports, people, elapsed_s, ratings)
-        controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
-        return replace(agreed, edge_f1=edge_f1(edges), reports=reports, controls=tuple(controls))
+
+        def figures() -> Agreement:
+            controls = sorted(map(control_report, items.values()), key=lambda one: one.correct - one.verdicts)
+            reports = _reports(people, elapsed_s, ratings)
+            return replace(agreement_of(ratings), edge_f1=edge_f1(edges), reports=reports, controls=tuple(controls))
+
+        return await asyncio.to_thread(figures)
 
     async def watch(self, run_id: str, from_seq: int, *, from_now: bool = False) -> AsyncIterator[TaskEvent]:
         """The events of a run's tasks until it has ended, or (empty) of all, without end; or those from now on.

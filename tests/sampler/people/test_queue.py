@@ -3,8 +3,11 @@
 import asyncio
 import json
 import re
+import threading
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Answer, Task, Verdict
 from aeenc.v1 import people_pb2, types_pb2
-from services.sampler.people import gateway, steps, tasks
+from services.sampler.people import gateway, overview, steps, tasks
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
@@ -270,7 +273,15 @@ async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld,
         assert read == []
 
 
-async def test_control_items_measure_annotators_and_become_no_pairs(world: SamplerWorld, tmp_path):
+async def test_control_items_measure_annotators_and_become_no_pairs(world: SamplerWorld, tmp_path, monkeypatch):
+    threads: set[int] = set()
+
+    def noting(work: Callable[..., Any], *arguments: Any) -> Any:
+        threads.add(threading.get_ident())
+        return work(*arguments)
+
+    for name in ("agreement_of", "edge_f1", "control_report", "_reports"):
+        monkeypatch.setattr(overview, name, partial(noting, getattr(overview, name)))
     control = {"query": "what is iron", "explains": ["iron is a metal"], "refuses": ["ice is cold", "salt is white"]}
     file = tmp_path / "controls.jsonl"
     file.write_text(json.dumps(control) + "\n")
@@ -289,6 +300,8 @@ async def test_control_items_measure_annotators_and_become_no_pairs(world: Sampl
         shown = {r.annotator: (r.answers, r.control_verdicts, r.control_correct) for r in told.reports}
         assert shown == {"ann": (2, 3, 3), "bob": (2, 3, 2)}
         assert told.candidates == 0
+        assert threads
+        assert threading.get_ident() not in threads, "a large run's figures take a second"
         assert {t.task.query async for t in people.list_tasks(run_id)} == {"hypothesis 0", "hypothesis 1"}
         assert {pair.query for pair in await pairs(sampler, run_id)} <= {"hypothesis 0", "hypothesis 1"}
 

@@ -8,6 +8,7 @@ The last oracle also audits a share of what the others have decided, to measure 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -55,7 +56,7 @@ class CompositeOracle(Oracle):
         self._stages, self._audit, self._seed = tuple(stages), audit, seed
         self._log = Path(audit_log) if audit_log else None
         self._counts: Counter[tuple[str, bool]] = Counter()
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._write([])
 
     @property
@@ -84,7 +85,8 @@ class CompositeOracle(Oracle):
         said = await self._ask(last, task, _in_order(task, [*remaining, *audited]), checks, {}) or said
         for candidate in remaining:
             found[candidate.id] = _preferred(found.get(candidate.id), checks[candidate.id])
-        self._compare(task, audited, found, checks, decided_by)
+        if lines := self._compare(task, audited, found, checks, decided_by):
+            await asyncio.to_thread(self._write, lines)
         return replace(said, verdicts=found, annotator="")
 
     async def _ask(
@@ -112,8 +114,11 @@ class CompositeOracle(Oracle):
         found: dict[str, Verdict],
         checks: Mapping[str, Verdict],
         decided_by: Mapping[str, str],
-    ) -> None:
-        """Takes back the verdicts that the auditor contradicts. An auditor who does not decide changes nothing."""
+    ) -> list[str]:
+        """Takes back the verdicts that the auditor contradicts. An auditor who does not decide changes nothing.
+
+        Returns the lines for the log.
+        """
         lines = []
         for candidate in audited:
             before, check = found[candidate.id], checks[candidate.id]
@@ -137,11 +142,11 @@ class CompositeOracle(Oracle):
                 "audit": _WORDS[check.judgement],
             }
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        self._write(lines)
+        return lines
 
     def _write(self, lines: Sequence[str]) -> None:
         if self._log is not None:
-            with self._lock, naming(self._log), self._log.open("ab", buffering=0) as file:
+            with self._writing, naming(self._log), self._log.open("ab", buffering=0) as file:
                 data, size = "".join(lines).encode(), os.fstat(file.fileno()).st_size
                 try:
                     while data:
