@@ -29,7 +29,11 @@ class EncoderSettings(RedisSettings):
         pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$",
         description="where models run: `auto` (CUDA where it works), `cpu`, `cuda`, or `cuda:N`, that card",
     )
-    gpu_bytes: int = Field(0, ge=0, description="most memory of the GPU that this encoder takes, in bytes; 0: no limit")
+    gpu_bytes: int = Field(
+        0,
+        ge=0,
+        description="most memory of the GPU that this encoder takes (onnxruntime: a model file), in bytes; 0: any",
+    )
     runtime: Literal["onnxruntime", "torch"] = Field(
         "onnxruntime", description="what computes encoders; torch needs the extra encoder-torch"
     )
