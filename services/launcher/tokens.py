@@ -74,7 +74,7 @@ def new(
         made = Credential.model_validate(fields)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise InvalidArgument(f"{problem['loc'][0]} {problem['input']!r}: {problem['msg']}; correct it") from None
+        raise InvalidArgument(f"{problem['loc'][0]} '{problem['input']}': {problem['msg']}; correct it") from None
     if file is None:
         out.note(f"the token of {name}, shown only now: {token}")
         typer.echo(render(made).lstrip())

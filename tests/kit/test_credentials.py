@@ -111,12 +111,14 @@ def test_what_is_written_reads_back_the_same(
 
 WRONG = {
     "[[credential]": "is not TOML",
+    f"a = {'[' * 5000}": "is not TOML",
     "[[credential]]\nname = 'a'\nrole = 'read'\nhashes = []": "credential.0.hashes",
     "[[credential]]\nname = 'a'\nrole = 'boss'\nhashes = [{sha256 = '0'}]": "credential.0.role",
     "[[credentials]]\nname = 'a'": "credentials",
     render(credential("a")).replace("role", "quota = 3\nrole"): "credential.0.quota",
     render(credential("a")).replace("role", "calls_per_s = 0\nrole"): "credential.0.calls_per_s",
     render(credential("a")).replace("role", "expires = 2026-01-01T00:00:00\nrole"): "credential.0.expires",
+    render(credential("a")).replace("role", "expires = 0001-01-01T00:00:00+05:00\nrole"): "not in the years 1 to 9999",
     render(credential("a")).replace('"a"', '"admin-token"'): "names a token of the settings",
     render(credential("a")) * 2: "the name 'a' stands there twice",
     render(credential("a", "x")) + render(credential("b", "x")): "the hash",
@@ -131,9 +133,10 @@ def test_a_wrong_file_stops_the_start_with_its_path_and_field(text: str, tmp_pat
     assert str(path) in raised.value.message
 
 
-def test_a_file_that_is_away_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"away\.toml cannot be read"):
-        build(tokens_file=tmp_path / "away.toml")
+@pytest.mark.parametrize("name", ["away.toml", f"{'x' * 300}.toml"])
+def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"\.toml cannot be read"):
+        build(tokens_file=tmp_path / name)
 
 
 def test_a_token_is_not_in_what_is_written_of_it() -> None:
@@ -202,7 +205,10 @@ def test_a_changed_file_is_used_and_a_wrong_one_leaves_the_last_good_one_and_say
     assert "is not TOML" in one.problem
     assert one.admit(SEARCH, "Bearer fresh").name == "lab"
     path.unlink()
-    assert not one.reload()
+    with structlog.testing.capture_logs() as logs:
+        assert not one.reload()
+        assert not one.reload()
+    assert len(logs) == 1, "said once"
     assert "cannot be read" in one.problem
     write(path, credential("lab", "fresh"))
     assert one.reload()

@@ -99,6 +99,8 @@ def test_a_rotated_token_ends_after_the_overlap_and_a_revoked_one_at_once(file: 
         (["new", "token", "--role", "read"], 2, "names a token of the settings"),
         (["new", "x", "--role", "read", "--quota", "many"], 2, "--quota 'many' is not a number"),
         (["new", "x", "--role", "read", "--expires", "soon"], 2, "--expires 'soon' is neither"),
+        (["new", "x", "--role", "read", "--expires", "0001-01-01T00:00+05:00"], 2, "+05:00 is not in the years"),
+        (["rotate", "lab", "--overlap", "9999-12-31T23:59-05:00"], 2, "-05:00 is not in the years"),
         (["revoke", "x"], 2, "has no credential 'x'"),
         (["rotate", "x"], 2, "has no credential 'x'"),
     ],

@@ -35,6 +35,14 @@ def _of_something(sha256: str) -> str:
     return sha256
 
 
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{at} is not in the years 1 to 9999 of UTC; give a moment within them") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"), AfterValidator(_not_reserved)]
 ServiceName = Literal["encoder", "index", "sampler", "trainer"]
 _STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -46,8 +54,8 @@ class HashedToken(BaseModel):
     model_config = _STRICT
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), AfterValidator(_of_something)]
-    since: AwareDatetime | None = Field(None, alias="from")
-    until: AwareDatetime | None = None
+    since: Moment | None = Field(None, alias="from")
+    until: Moment | None = None
 
 
 class Credential(BaseModel):
@@ -64,7 +72,7 @@ class Credential(BaseModel):
     corpora: tuple[str, ...] = ()
     calls_per_s: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
-    expires: AwareDatetime | None = None
+    expires: Moment | None = None
     on_behalf: bool = False
     note: str = ""
     hashes: tuple[HashedToken, ...] = Field(min_length=1)
@@ -93,7 +101,7 @@ def parse(text: str, where: str) -> tuple[Credential, ...]:
     """
     try:
         found = _File.model_validate(tomllib.loads(text)).credential
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise errors.InvalidArgument(f"{where} is not TOML: {error}; correct it") from None
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
@@ -109,12 +117,12 @@ def parse(text: str, where: str) -> tuple[Credential, ...]:
 
 def load(path: Path) -> tuple[Credential, ...]:
     """Reads a file. Raises InvalidArgument as `parse` does, and for a file that cannot be read."""
-    if path.is_char_device():  # some never end
-        raise errors.InvalidArgument(f"{path} is a device; give a TOML file of credentials")
     try:
+        if path.is_char_device():  # some never end
+            raise errors.InvalidArgument(f"{path} is a device; give a TOML file of credentials")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.InvalidArgument(f"{path} cannot be read ({error}); give a TOML file of credentials") from None
+        raise errors.InvalidArgument(f"{path} cannot be read ({error}); give a TOML file of credentials") from error
     return parse(text, str(path))
 
 
@@ -133,7 +141,7 @@ def render(credential: Credential) -> str:
 
 def _toml(value: object) -> str:
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="seconds")
+        return value.isoformat(timespec="seconds")
     if isinstance(value, tuple):
         value = list(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

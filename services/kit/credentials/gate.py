@@ -205,17 +205,19 @@ class Gate:
         """Reads the file again if it has changed; True if its content is now in force. It may run in a thread."""
         if self._path is None or not self._file.have_changed():
             return False
-        wrong = ""
+        problem = ""
         try:
             self._use(load(self._path))
         except errors.InvalidArgument as error:
-            wrong = error.message
-        if wrong:
-            log.error("the tokens file is not used, the last good one stays", reason=wrong)
-        else:
+            problem = f"the tokens file is not used, the last good one stays: {error.message}"
+            if isinstance(error.__cause__, OSError):  # the disk's fault, or too many open files
+                self._file.forget()  # the next look tries again
+        if not problem:
             log.info("the tokens file was read again", path=str(self._path), credentials=len(self._callers))
-        self.problem = wrong and f"the tokens file is not used, the last good one stays: {wrong}"
-        return not wrong
+        elif problem != self.problem:
+            log.error(problem)
+        self.problem = problem
+        return not problem
 
     async def follow(self) -> None:
         """Reads the file again whenever it has changed, and has open calls checked again, until cancelled."""
