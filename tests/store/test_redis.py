@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
-from services.store.redis import Script, connect, key_prefix, unavailable_if_down
+from services.store.redis import Leases, Script, connect, key_prefix, unavailable_if_down
 
 
 @pytest.mark.parametrize(
@@ -73,22 +75,48 @@ async def test_what_is_wrong_with_a_command_is_a_bug(said: str):
             raise ResponseError(said)
 
 
-async def test_a_cancellation_that_comes_as_a_write_ends_arrives(redis_url: str, monkeypatch: pytest.MonkeyPatch):
-    """Python 3.11 would swallow it, and whoever waits in a loop of commands would wait to its end."""
-    client, written = connect(redis_url), AbstractConnection._send_packed_command
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    client = connect(redis_url)
+    await client.ping()
+    yield client
+    await client.aclose()
+
+
+async def _cancel_at_a_write(asking: asyncio.Task[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancels a task whenever it has just sent a command, and waits for its end."""
+    written = AbstractConnection._send_packed_command
 
     async def write_and_cancel(self: AbstractConnection, command: Any) -> None:
         await written(self, command)
         asking.cancel()
 
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "_send_packed_command", write_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_a_cancellation_that_comes_as_a_write_ends_arrives(client: Redis, monkeypatch: pytest.MonkeyPatch):
+    """Python 3.11 would swallow it, and whoever waits in a loop of commands would wait to its end."""
+
     async def ask() -> Any:
         return await client.echo("nobody reads this")
 
-    await client.ping()
-    with monkeypatch.context() as patch:
-        patch.setattr(AbstractConnection, "_send_packed_command", write_and_cancel)
-        asking = asyncio.create_task(ask())
-        with pytest.raises(asyncio.CancelledError):
-            await asking
+    await _cancel_at_a_write(asyncio.create_task(ask()), monkeypatch)
     assert await client.echo("an answer of its own") == "an answer of its own"
-    await client.aclose()
+
+
+async def test_a_turn_that_redis_takes_for_one_who_is_cancelled_meanwhile_is_free(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    leases, key = Leases(client), f"{key_prefix(namespace)}turn"
+    assert await leases.take(key, "another", 60.0), "the server knows the script"
+    await leases.release(key, "another")
+
+    async def take() -> None:
+        async with leases.turn(key, 60.0):
+            await asyncio.Event().wait()
+
+    await _cancel_at_a_write(asyncio.create_task(take()), monkeypatch)
+    assert await client.get(key) is None
