@@ -23,7 +23,7 @@ from typing import TypeVar
 from aeenc import errors
 from services.kit import logs
 from services.kit.concurrency import END_S, ChildProcess, end_with_parent
-from services.kit.server import GrpcServer, cannot_listen, run
+from services.kit.server import GrpcServer, cannot_listen, prefix_of, run
 from services.kit.settings import TOKENS, ServiceSettings
 
 log = logs.get(__name__)
@@ -47,7 +47,7 @@ def run_workers(module: str, build: Callable[[Settings], GrpcServer], settings_c
         with held_port(settings) as port:
             workers = [_settings_of(settings, number, port) for number in range(settings.worker_processes)]
             status = asyncio.run(_supervise(module, workers, settings))
-    except errors.Unavailable as error:
+    except errors.AeencError as error:
         raise SystemExit(f"the service stopped: {error.message}") from None
     raise SystemExit(status)
 
@@ -74,11 +74,14 @@ def held_port(settings: ServiceSettings) -> Iterator[int]:
 
 
 def _settings_of(settings: Settings, number: int, port: int) -> Settings:
-    """Makes the settings of one worker."""
+    """Makes the settings of one worker. Raises InvalidArgument where there is no port for its metrics."""
     changed: dict[str, object] = {"port": port, "instance": f"{settings.instance}-{number}"}
     changed |= dict.fromkeys(f"{name}_file" for name in TOKENS)  # the tokens themselves were read from them
     if settings.metrics_port:
-        changed["metrics_port"] = settings.metrics_port + number
+        changed["metrics_port"] = last = settings.metrics_port + number
+        if last > 65535:
+            name = f"{prefix_of(settings)}METRICS_PORT={settings.metrics_port}"
+            raise errors.InvalidArgument(f"{name}, and one more for each process, leads to {last}; give a lower one")
     if settings.log_file is not None:
         changed["log_file"] = settings.log_file.with_stem(f"{settings.log_file.stem}-{number}")
     return settings.model_copy(update=changed)

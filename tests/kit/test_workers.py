@@ -1,15 +1,17 @@
-"""The port that worker processes share: nobody slips into it by mistake. tests/index tests workers that run."""
+"""The ports of worker processes: nobody slips by mistake into the one that they share. tests/index tests workers."""
 
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from aeenc import errors
+from services.kit import logs
 from services.kit.settings import ServiceSettings
-from services.kit.workers import held_port
+from services.kit.workers import held_port, run_workers
 
 
 def sharing() -> socket.socket:
@@ -54,3 +56,16 @@ def test_a_port_whose_last_connections_have_just_ended_is_free(listening: socket
     listening.close()
     with held_port(ServiceSettings(port=port)) as held:
         assert held == port
+
+
+class TwoProcesses(ServiceSettings):
+    @property
+    def worker_processes(self) -> int:
+        return 2
+
+
+def test_a_port_of_metrics_without_room_for_all_processes_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["service", "--metrics-port", "65535"])
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
+    with pytest.raises(SystemExit, match=r"stopped: AEENC_METRICS_PORT=65535, .* leads to 65536; give a lower one"):
+        run_workers("no.module", lambda _: pytest.fail("no server here"), TwoProcesses)
