@@ -90,7 +90,7 @@ GIVEN = (
 
 TIMES = {"google.protobuf.Timestamp": "datetime", "google.protobuf.Duration": "timedelta"}
 READERS = {"datetime": "moment", "timedelta": "lasting"}
-WRITERS = {"datetime": "timestamp", "timedelta": "length"}
+WRITERS = {"datetime": "timestamp({}, '{}')", "timedelta": "length({})"}
 TIME_DEFAULTS = {"datetime": "EPOCH", "timedelta": "timedelta()"}
 SCALARS = {"str": ('""', {9}), "bytes": ('b""', {12}), "bool": ("False", {8}), "float": ("0.0", {1, 2})}
 WIDTH = 120
@@ -303,11 +303,10 @@ def _write(field: FieldDescriptor, contract: _Contract) -> str:
         return f"cast('str', {given})"
     if field.message_type is None:
         return given
-    writer = WRITERS.get(_one(field), "")
     kind = f"{Path(field.message_type.file.name).stem}_pb2.{field.message_type.name}"
     if field.is_repeated:
         return f"as_messages({given}, {kind}, '{field.name}')"
-    written = f"{writer}({given})" if writer else f"as_message({given}, {kind}, '{field.name}')"
+    written = WRITERS.get(_one(field), f"as_message({{}}, {kind}, '{{}}')").format(given, field.name)
     if contract.may_miss(field):
         return f"{written} if {given} is not None else None"
     return f"{written} if {given} != EPOCH else None" if _one(field) == "datetime" else written

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from aeenc import values
+from aeenc.errors import InvalidArgument
 from aeenc.v1 import sampler_pb2, types_pb2
 from aeenc.values.reading import Choice
 from tools.values import FILES, GIVEN, RETURNED
@@ -123,6 +124,13 @@ def test_what_is_not_set_is_none_and_times_are_utcs_to_the_microsecond():
     timings = types_pb2.Timings()
     timings.total.FromMicroseconds(1_500_001)
     assert values.Timings.from_message(timings).total == timedelta(seconds=1, microseconds=500_001)
+
+
+@pytest.mark.parametrize(("kind", "field"), [("Answer", "at"), ("TaskEvent", "at"), ("Provenance", "judged_at")])
+def test_a_time_without_a_zone_is_refused_by_the_name_of_its_field(kind: str, field: str):
+    value = getattr(values, kind)(**{field: AT.replace(tzinfo=None)})
+    with pytest.raises(InvalidArgument, match=f"^{field}: is .* give a datetime with a time zone"):
+        value.to_message()
 
 
 def test_values_are_loaded_when_they_are_first_needed():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -74,11 +75,11 @@ def test_splits_come_from_the_file_where_it_has_them(tmp_path: Path, name: str, 
 
 def test_columns_of_splits_may_be_empty(tmp_path: Path) -> None:
     csv, table = tmp_path / "facts.csv", tmp_path / "facts.parquet"
-    csv.write_text("text,split\nice,dev\nsun,\n")
+    csv.write_text("text,split,tags\nice,dev,\nsun, , \n")
     splits = pa.array([["dev"], None], pa.list_(pa.string()))
     parquet.write_table(pa.table({"text": ["ice", "sun"], "splits": splits}), table)
     for path in (csv, table):
-        assert [fact.splits for fact in read_facts(path)] == [("dev",), ()], path
+        assert [(fact.splits, fact.tags) for fact in read_facts(path)] == [(("dev",), ()), ((), ())], path
 
 
 def test_a_repeated_fact_names_the_same_splits(tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.jsonl", b'{"id": "\\ude00", "text": "a"}\n', "f.jsonl:1: `id` has half a character"),
         ("f.json", b'[\n"a",\n', "f.json:3: not JSON"),
         ("f.jsonl", b'{"text": "a", "splits": ["x", 7]}\n', "f.jsonl:1: `splits` must be a name or a"),
+        ("f.csv", b'text,tags\na,"u, ,v"\n', "f.csv:2: `tags` must be a name or a"),
         ("f.jsonl", b'{"text": "a", "split": "\\ude00"}\n', "f.jsonl:1: `split` has half a character"),
         ("f.json", b"7", "f.json:1: must be"),
         ("f.json", b'["a", ""]', "f.json: fact 2: `text`"),
@@ -197,14 +199,20 @@ def test_a_malformed_fact_of_a_part_is_named_by_its_first_byte(tmp_path: Path) -
         list(list(read_facts(path).parts(20))[1].lines())
 
 
-def test_a_url_names_a_source_in_an_object_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["file", "memory"])
+def test_a_url_names_a_source_in_an_object_store(tmp_path: Path, store: str) -> None:
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in SAME))
+    (tmp_path / "facts.json").write_text(json.dumps(dict(SAME)))
+    (tmp_path / "facts.csv").write_text("id,text\n" + "".join(f"{i},{text}\n" for i, text in SAME))
     parquet.write_table(TABLE, tmp_path / "facts.parquet")
-    for name in ("facts.jsonl", "facts.parquet", ""):
-        url = f"file://{tmp_path}/{name}"
-        assert [(fact.id, fact.text) for fact in read_facts(path_of(url))] == SAME
-        parts = list(read_facts(path_of(url)).parts(20))
-        assert [(fact.id, fact.text) for part in parts for _, fact in part.lines()] == SAME
+    save_arrow(tmp_path / "saved", TABLE)
+    root = f"{store}://{tmp_path}"
+    if store == "memory":
+        fsspec.filesystem(store).put(f"{tmp_path}/", str(tmp_path), recursive=True)
+    for name in ("facts.jsonl", "facts.json", "facts.csv", "facts.parquet", "saved", ""):
+        assert [(fact.id, fact.text) for fact in read_facts(path_of(f"{root}/{name}"))] == SAME, name
+        parts = list(read_facts(path_of(f"{root}/{name}")).parts(20))
+        assert [(fact.id, fact.text) for part in parts for _, fact in part.lines()] == SAME, name
     assert path_of("a/b") == Path("a/b")
 
 

@@ -115,6 +115,8 @@ def test_a_grade_that_is_no_number_is_left_out():
         ('{"query": "q", "premise": "p", "sign": "positive", "rank": -1}', "`rank` is -1"),
         ('{"query": "q", "premise": "p", "sign": "positive", "score": "high"}', "'high'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "grade": NaN}', "`grade`"),
+        (f'{{"query": "q", "premise": "p", "sign": "positive", "rank": 1{"0" * 400}}}', "`rank` is 10000"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "score": 1e39}', "`score` is 1e+39; write a finite"),
         ('{"query": "q", "premise": "p", "sign": "positive", "annotator": 7}', "`annotator` is 7"),
         ('{"query": "q", "premise": "p", "sign": "positive", "judged_at": "yesterday"}', "'yesterday'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "`amended` is 'yes'"),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aeenc.files.whole import whole_file
+from aeenc.errors import InvalidArgument
+from aeenc.files.whole import whole_file, whole_folder
 
 
 def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
@@ -27,6 +28,23 @@ def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     assert path.read_text() == "old\n"
     write("new\n")
     assert (path.read_text(), list(tmp_path.iterdir())) == ("new\n", [path])
+
+
+def test_a_folder_appears_whole_behind_a_link_and_never_in_place_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("empty", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "lost").symlink_to("made")
+    for name, behind in (("link", "empty"), ("lost", "made")):
+        with whole_folder(tmp_path / name) as folder:
+            (folder / "pairs.jsonl").touch()
+        assert (tmp_path / behind / "pairs.jsonl").exists()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InvalidArgument, match="is the working directory"), whole_folder("."):
+        pass
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["empty", "here", "link", "lost", "made"]
 
 
 @pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])

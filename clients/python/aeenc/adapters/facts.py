@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 from aeenc import values
 from aeenc.errors import FailedPrecondition, InvalidArgument, install
-from aeenc.files.lines import STDIN, decoded, json_file, opened, parsed, records, refuse_half
+from aeenc.files.lines import STDIN, decoded, json_file, opened, parsed, records, refuse_half, text_lines
 from aeenc.trees import content_id
 
 Format = Literal["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow"]
@@ -144,7 +144,7 @@ class Facts:
         refuse_half(f"{place}: `{text_name}`", text)
         splits = _names(f"{place}: `{splits_name}`", columns[splits_name] if splits_name else None)
         tags = columns[tags_name] if tags_name else None
-        tags = _names(f"{place}: `{tags_name}`", tags.split(",") if isinstance(tags, str) and tags else tags)
+        tags = _names(f"{place}: `{tags_name}`", tags.split(",") if isinstance(tags, str) and tags.strip() else tags)
         if not id_name:
             return values.Premise(id=content_id(text), text=text, splits=splits, tags=tags)
         fact_id = columns[id_name]
@@ -224,15 +224,17 @@ def _format_of(path: Path) -> Format:
     return "parquet"
 
 
-def _lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str]]:
-    """Yields (place, line) of a text file, lines with their ends. Raises InvalidArgument for what is not UTF-8.
+def _full_lines(path: Path, part: Part | None) -> Iterator[tuple[str, str]]:
+    """Yields place and text of each line that is not blank, as `text_lines` does.
 
     A part's lines are named by the byte where they begin.
     """
     with opened(path) as file:
         for number, (start, line) in enumerate(_raw_lines(file, part), start=1):
             place = f"{path}: byte {start:,}" if part and part.start else f"{path}:{number}"
-            yield place, decoded(place, line, first=not start)
+            text = decoded(place, line, first=not start)
+            if text.strip():
+                yield place, text
 
 
 def _raw_lines(file: BinaryIO, part: Part | None) -> Iterator[tuple[int, bytes]]:
@@ -246,10 +248,6 @@ def _raw_lines(file: BinaryIO, part: Part | None) -> Iterator[tuple[int, bytes]]
         start += len(line)
 
 
-def _full_lines(path: Path, part: Part | None = None) -> Iterator[tuple[str, str]]:
-    return ((place, line) for place, line in _lines(path, part) if line.strip())
-
-
 def _columns(place: str, item: object) -> dict[str, Any]:
     """Returns the columns of an object, or of a bare text."""
     if isinstance(item, dict):
@@ -260,11 +258,11 @@ def _columns(place: str, item: object) -> dict[str, Any]:
 
 
 def _names(place: str, found: object) -> tuple[str, ...]:
-    """Returns the splits or tags of a record: a list, or one name; none where the column is missing or empty."""
-    if found is None or found == "":
+    """Returns the splits or tags of a record: a list, or one name; none where the column is missing or blank."""
+    if found is None or (isinstance(found, str) and not found.strip()):
         return ()
     names = [found] if isinstance(found, str) else found
-    if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
+    if not isinstance(names, list) or not all(isinstance(one, str) and one.strip() for one in names):
         remedy = "rename the column, or leave it out, if it means something else"
         raise InvalidArgument(f"{place} must be a name or a list of names; {remedy}")
     for one in names:
@@ -289,7 +287,7 @@ def _separated(path: Path, delimiters: str, header: Callable[[str, Sequence[str]
     Columns with tabs alone have no quotes (IANA's text/tab-separated-values), so no record is longer than a line; a
     cell that stands in quotes as a whole loses them.
     """
-    lines = (line for _, line in _lines(path))
+    lines = (line for _, line in text_lines(path))
     first = next(lines, "")
     bare = re.sub(r'"[^"]*"', "", first)
     has_quotes = delimiters != "\t"
@@ -389,7 +387,7 @@ def _files_of(path: Path, kind: Format) -> list[Path]:
             neither = f"{path}: holds neither *.parquet nor a dataset saved to disk ({HUGGING_FACE})"
             raise InvalidArgument(f"{neither}; name a file in it")
         return found
-    state = parsed(str(path / HUGGING_FACE), (path / HUGGING_FACE).read_text(encoding="utf-8"))
+    state = json_file(path / HUGGING_FACE)
     listed = state.get("_data_files") if isinstance(state, dict) else None
     names = [one.get("filename") if isinstance(one, dict) else None for one in listed or ()]
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):

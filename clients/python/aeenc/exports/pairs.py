@@ -30,6 +30,7 @@ FORMAT_VERSION = 1
 _SIGNS = ("positive", "negative", "skipped")
 _TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator", "note")
 _NUMBERS = {"rank": int, "score": float, "grade": float}
+FLOAT32_END = 2**128  # of the messages' numbers
 
 
 def record_of(pair: values.Pair) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def record_of(pair: values.Pair) -> dict[str, Any]:
     record |= {name: value for name in _TEXTS if (value := getattr(origin, name))}
     record |= {name: value for name in _NUMBERS if (value := getattr(origin, name)) and math.isfinite(value)}
     if origin.judged_at is not None:
-        record["judged_at"] = timestamp(origin.judged_at).ToJsonString()
+        record["judged_at"] = timestamp(origin.judged_at, "judged_at").ToJsonString()
     if origin.amended:
         record["amended"] = True
     if origin.rank or origin.node_id:
@@ -124,7 +125,7 @@ def _flag(record: dict[str, Any], name: str) -> bool:
 
 def _number(record: dict[str, Any], name: str, kind: type[int] | type[float]) -> float:
     value = record.get(name) or 0
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < FLOAT32_END
     if not number or (kind is int and not 0 <= value == int(value) < 2**32):
         raise InvalidArgument(f"`{name}` is {value!r}; write a {'whole' if kind is int else 'finite'} number")
     return kind(value)

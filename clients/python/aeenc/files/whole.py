@@ -64,10 +64,15 @@ def whole_file(path: Path | str, *, durable: bool = False) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_folder(path: Path | str) -> Iterator[Path]:
-    """Makes an empty folder to fill; it gets its name when the block ends without an error. Raises AlreadyExists."""
+    """Makes an empty folder to fill; it gets its name when the block ends without an error. Links are followed.
+
+    Raises AlreadyExists for what is no empty folder, InvalidArgument for stdout and the working directory.
+    """
     if is_stdout(path):
         raise InvalidArgument(f"{path}: what is written is a folder, and stdout is none; give its name")
-    target = Path(path)
+    target = Path(path).resolve()
+    if target == Path.cwd():
+        raise InvalidArgument(f"{path} is the working directory, which cannot be replaced; name a folder in it")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise AlreadyExists(f"{target} exists and is not an empty folder; remove it, or give another name")
     temporary = _beside(target)

@@ -219,5 +219,5 @@ class Answer:
             written=self.written,
             answer_id=self.answer_id,
             late=self.late,
-            at=timestamp(self.at) if self.at != EPOCH else None,
+            at=timestamp(self.at, "at") if self.at != EPOCH else None,
         )

@@ -235,7 +235,7 @@ class TaskEvent:
             task_id=self.task_id,
             run_id=self.run_id,
             person=self.person,
-            at=timestamp(self.at) if self.at != EPOCH else None,
+            at=timestamp(self.at, "at") if self.at != EPOCH else None,
             answer=as_message(self.answer, oracle_pb2.Answer, "answer") if self.answer is not None else None,
             former_answer_id=self.former_answer_id,
             reason=self.reason,

@@ -236,7 +236,7 @@ class Provenance:
             generation=self.generation,
             oracle=self.oracle,
             annotator=self.annotator,
-            judged_at=timestamp(self.judged_at) if self.judged_at is not None else None,
+            judged_at=timestamp(self.judged_at, "judged_at") if self.judged_at is not None else None,
             grade=self.grade,
             amended=self.amended,
             note=self.note,

@@ -91,7 +91,7 @@ def length(of: timedelta) -> Duration:
     return made
 
 
-def timestamp(at: datetime, field: str = "judged_at") -> Timestamp:
+def timestamp(at: datetime, field: str) -> Timestamp:
     """Returns the message of a time, which needs a time zone."""
     try:
         passed: timedelta = at - EPOCH
