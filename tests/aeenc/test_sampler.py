@@ -94,13 +94,25 @@ async def test_a_filter_replaces_that_of_the_configuration(served: tuple[Starts,
     assert run.config.negative_filter == values.NegativeFilter(max_rank=50)
 
 
-@pytest.mark.parametrize("root", ["Iron is a metal", ("t",), ("t", "ice floats", "why?"), ("t", "a", "b", "c", "d")])
+FORM = r"hypotheses: .*give \(id, text\)"
+
+
+@pytest.mark.parametrize(
+    ("root", "told", "shown"),
+    [
+        ("Iron is a metal", FORM, "'Iron is a metal'"),
+        (("t",), FORM, "('t',)"),
+        (("t", "ice floats", "why?"), FORM, "('t', 'ice floats', 'why?')"),
+        (("t", "a", "b", "c", "d"), FORM, "('t', 'a', 'b', 'c', 'd')"),
+        (("t", ["ice floats"]), "text: .*give text", "['ice floats']"),
+    ],
+)
 async def test_a_hypothesis_that_is_no_id_and_text_is_named_and_nothing_starts(
-    served: tuple[Starts, SamplerClient], root: Any
+    served: tuple[Starts, SamplerClient], root: Any, told: str, shown: str
 ) -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"hypotheses: .*give \(id, text\)") as raised:
+    with pytest.raises(errors.InvalidArgument, match=told) as raised:
         await served[1].start_run([*ROOTS, root], corpus="science", oracle="gold")
-    assert repr(root) in raised.value.message
+    assert shown in raised.value.message
     assert served[0].messages == []
 
 

@@ -123,11 +123,14 @@ async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
         (("model", "EMPTY"), "config.json"),
         (("gold", "--trees", "TREES", "--cert", "EMPTY"), "cert and key"),
         (("gold", "--trees", "TREES", "--key", "EMPTY"), "cert and key"),
+        (("gold", "--trees", "TREES", "--cert", "LATIN", "--key", "LATIN"), "cannot be used"),
+        (("llm", "--base-url", "http://x", "--model", "m", "--template", "LATIN"), "latin:1: byte 2 is not UTF-8"),
     ],
 )
 async def test_what_makes_no_oracle_is_wrong_use(aeenc, trees, tmp_path, words, told):
     (tmp_path / "empty").mkdir()
-    real = {"TREES": trees, "EMPTY": tmp_path / "empty"}
+    (tmp_path / "latin").write_bytes("né".encode("latin-1"))
+    real = {"TREES": trees, "EMPTY": tmp_path / "empty", "LATIN": tmp_path / "latin"}
     ended = await aeenc("--json", "oracle", *(real.get(word, word) for word in words))
     assert ended.code == 2
     assert told in ended.error["message"]

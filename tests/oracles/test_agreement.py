@@ -35,6 +35,9 @@ def test_tasks_hold_all_gold_among_the_premises_that_share_most_words_and_are_th
         gold_tasks(dataset, "nowhere", count=1)
     with pytest.raises(errors.InvalidArgument, match="candidates"):
         gold_tasks(dataset, "dev", count=1, candidates=1)
+    nothing_fits = Dataset(SAMPLE, {}, {"dev": [tree for tree in dataset.trees("dev") if len(tree.steps) == 1][:1]})
+    with pytest.raises(errors.InvalidArgument, match="no query of split 'dev' has under 2 gold premises"):
+        gold_tasks(nothing_fits, "dev", count=1, candidates=2)
 
 
 async def test_verdicts_are_counted_by_the_golds() -> None:

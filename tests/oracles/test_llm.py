@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, answer_of, ask
-from aeenc.oracles.ledger import Budget, Usage
+from aeenc.oracles.ledger import Budget, Ledger, Usage
 from aeenc.oracles.llm import FORM, TEMPLATE, LanguageModelOracle, read_key
 from services.launcher.processes import free_port
 from support.servers.model_endpoint import ABSTAINING, KEY, KINDS, THINKING_TOKENS, ModelEndpoint
@@ -269,6 +270,24 @@ async def test_calls_at_once_use_a_budget_up_before_one_fails() -> None:
             await ask(alone, task(*(f"fact {n}" for n in range(32))))
         assert oracle.usage.calls == alone.usage.calls > 0
         await alone.close()
+
+
+async def test_a_cache_on_a_full_disk_fails_its_node_and_the_one_that_waits_for_the_budget_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spend = Ledger.spend
+
+    def full(ledger: Ledger, *spent: Any, **calls: Any) -> None:
+        monkeypatch.undo()
+        spend(ledger, *spent, **calls)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async with asking(ModelEndpoint(delay_s=0.05), budget=Budget(tokens=2200)) as (_, oracle):
+        monkeypatch.setattr(Ledger, "spend", full)
+        both = asyncio.gather(*(ask(oracle, task(text)) for text in TEXTS[:2]), return_exceptions=True)
+        failed, judged = await asyncio.wait_for(both, 20)
+    assert isinstance(failed, sqlite3.OperationalError)
+    assert isinstance(judged, dict)
 
 
 @pytest.mark.parametrize("fault", ["away", "unauthorized"])

@@ -19,6 +19,7 @@ import logging
 import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -251,7 +252,7 @@ class Oracle:
         """Starts serving and returns at once. Beyond loopback it needs a token, unless `allow_insecure`.
 
         With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address, for a token
-        that is empty or that no header holds, and for half a key pair.
+        that is empty or that no header holds, and for files that are no key pair.
         """
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
@@ -456,7 +457,13 @@ def _short(value: object) -> str:
 
 
 def _credentials(cert: Path | str, key: Path | str) -> grpc.ServerCredentials:
-    return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())])
+    """Reads the files of a server. Raises InvalidArgument for those that are no pair, which gRPC would not tell."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+        return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())])
+    except (OSError, ValueError) as error:
+        remedy = "give PEM files, and the key of the certificate"
+        raise errors.InvalidArgument(f"cert {cert} and key {key} cannot be used ({error}); {remedy}") from None
 
 
 def _unavailable(error: Exception) -> errors.AeencError:

@@ -260,10 +260,12 @@ def _hypothesis(root: Any, accessible: Mapping[str, Accessible], texts: set[str]
         return root
     if isinstance(root, str) or not isinstance(root, Sequence) or len(root) not in {2, len(ROOT_FIELDS)}:
         raise InvalidArgument.field("hypotheses", f"has {shown(root)}; give (id, text) or (id, text, question, answer)")
+    made = message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)))
     if accessible:
-        texts.add(root[1])
-    told = accessible.get(root[1])
-    return message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)), **(vars(told) if told else {}))
+        texts.add(made.text)
+    if told := accessible.get(made.text):
+        made.MergeFrom(message(sampler_pb2.Hypothesis, **vars(told)))
+    return made
 
 
 def _filter(given: Any) -> Any:

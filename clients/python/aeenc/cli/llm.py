@@ -14,6 +14,7 @@ from aeenc.cli.options import taking
 from aeenc.cli.oracle import Place, Remote, RemoteToken, place_of, remote_oracle
 from aeenc.cli.output import fields_of, output_of
 from aeenc.errors import InvalidArgument
+from aeenc.files.lines import text_lines
 from aeenc.oracles.agreement import GoldAgreement, GoldTask, agreement_with_gold, gold_tasks
 from aeenc.oracles.ledger import Budget
 from aeenc.oracles.llm import CANDIDATES, CONCURRENCY, FORM, TEMPLATE, TIMEOUT_S, LanguageModelOracle, read_key
@@ -84,7 +85,7 @@ def language_model_of(
         key=read_key(os.environ, key_variable, key_file),
         samples=samples,
         temperature=temperature,
-        template=template.read_text(encoding="utf-8") if template else TEMPLATE,
+        template="".join(line for _, line in text_lines(template)) if template else TEMPLATE,
         candidates=prompt_candidates,
         thinking_tokens=thinking_tokens,
         cache=cache,

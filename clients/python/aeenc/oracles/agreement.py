@@ -80,12 +80,14 @@ def gold_tasks(dataset: Dataset, split: str, *, count: int, candidates: int = 10
     """Draws `count` queries of a split with `candidates` candidates each; the same seed draws the same tasks.
 
     All gold premises of a query are among its candidates. Raises NotFound for an unknown split, InvalidArgument for
-    fewer than one query or two candidates.
+    fewer than one query or two candidates, and when no query fits.
     """
     if count < 1 or candidates < 2:
         raise InvalidArgument(f"queries ({count}) must be at least 1 and candidates ({candidates}) at least 2")
     drawing = random.Random(seed)  # noqa: S311 -- draws a sample, protects nothing
     queries = [query for query in dataset.queries(split) if len(query.gold) < candidates]
+    if not queries:
+        raise InvalidArgument(f"no query of split {split!r} has under {candidates} gold premises; give more candidates")
     texts = {candidate.text: candidate.id for candidate in dataset.candidates()}
     alike = _closest(texts)
     tasks = []
@@ -99,21 +101,16 @@ def gold_tasks(dataset: Dataset, split: str, *, count: int, candidates: int = 10
     return tasks
 
 
-async def agreement_with_gold(
-    oracle: Oracle, tasks: Iterable[GoldTask], on_progress: Callable[[int], None] | None = None
-) -> GoldAgreement:
+async def agreement_with_gold(oracle: Oracle, tasks: Sequence[GoldTask]) -> GoldAgreement:
     """Asks an oracle task by task and counts. Raises as the oracle does."""
     counts: Counter[str] = Counter()
-    for done, one in enumerate(tasks, start=1):
+    for one in tasks:
         verdicts = await ask(oracle, one.task)
         for premise_id, verdict in verdicts.items():
             judged = {EXPLAINS: "accepted", REFUSES: "refused"}.get(verdict.judgement, "open")
             counts[f"{judged}_{'gold' if premise_id in one.gold else 'other'}"] += 1
-        counts["tasks"] = done
-        if on_progress is not None:
-            on_progress(done)
-    names = ("tasks", "accepted_gold", "accepted_other", "refused_gold", "refused_other", "open_gold", "open_other")
-    return GoldAgreement(*(counts[name] for name in names))
+    names = ("accepted_gold", "accepted_other", "refused_gold", "refused_other", "open_gold", "open_other")
+    return GoldAgreement(len(tasks), *(counts[name] for name in names))
 
 
 def _closest(texts: Iterable[str]) -> Callable[[Sequence[str], int], list[str]]:

@@ -247,8 +247,8 @@ class LanguageModelOracle(Oracle):
                 told = 0, 0
                 raise unbilled.error from None
             finally:
+                self._has_spent.set()  # first: a cache on a full disk fails, and who waits would go on waiting
                 self._ledger.spend((most_prompt, limit), told, calls=int(response is not None))
-                self._has_spent.set()
         if response is None:
             return None
         try:
