@@ -323,8 +323,9 @@ class Generation:
         return {key: ordinal for ordinal, key in reversed(list(enumerate(keys)))}
 
     def stored(self, text: str) -> str:
-        """Returns the text that stands for one in a folded generation: its own, or the first that says the same."""
-        ordinal = None if text in self.ordinal_by_text else self._ordinal_by_key.get(same_key(text))
+        """Returns the text that stands for one: its own or, in a folded generation, the first that says the same."""
+        is_own = not self.is_folded or text in self.ordinal_by_text
+        ordinal = None if is_own else self._ordinal_by_key.get(same_key(text))
         return text if ordinal is None else self.premises[ordinal].text
 
     def float32(self) -> NDArray[np.float32]:

@@ -41,9 +41,9 @@ class EvaluationQuery:
         return [self.text, list(self.gold), *([list(self.grades)] if self.grades else ())]
 
     @property
-    def graded(self) -> dict[str, float]:
+    def every_grade(self) -> tuple[float, ...]:
         """The grade of each gold premise."""
-        return dict(zip(self.gold, self.grades or (1.0,) * len(self.gold), strict=True))
+        return self.grades or (1.0,) * len(self.gold)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class GoldStandard:
         if not queries:
             raise InvalidArgument("there are no queries to evaluate; give at least one with a gold premise")
         gold = gold_ordinals(queries, ordinal_by_text)
-        grades = [np.array(list(query.graded.values())) for query in queries]
+        grades = [np.array(query.every_grade) for query in queries]
         own = [ordinal_by_text.get(query.text) for query in queries]
         accessible: list[AccessibleOrdinals] = []
         if ordinal_by_id is not None and any(query.accessible != EVERYTHING for query in queries):
@@ -175,7 +175,7 @@ def merge_queries(
             raise InvalidArgument(
                 f"query {query.text[:80]!r} is there twice with other before_id or only_ids; give it once"
             )
-        for premise, grade in query.graded.items():
+        for premise, grade in zip(query.gold, query.every_grade, strict=True):
             name = stored(premise)
             grades[name] = max(grade, grades.get(name, 0.0))
     return [

@@ -216,8 +216,9 @@ class Collection:
         for directory, reason in await finished_directories(self._jobs_dir, self._store):
             size = await run_in_thread(_bytes, directory)
             yield Garbage(kind="job directory", id=directory.name, reason=reason, bytes=size)
-        for directory in await run_in_thread(self._checkpoints.store.left, FOLDER):
-            size = await run_in_thread(_bytes, directory)
+        left = await run_in_thread(self._checkpoints.store.left, FOLDER)
+        sizes = [await run_in_thread(_bytes, directory) for directory in left]  # now: one sweep removes all
+        for directory, size in zip(left, sizes, strict=True):
             yield Garbage(kind="unfinished checkpoint", id=directory.name, reason="its writer has died", bytes=size)
 
     async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:

@@ -41,7 +41,7 @@ from services.trainer.jobs.job import Job, JobProgress, JobStore
 from services.trainer.jobs.losses import dotted_name
 from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.jobs.tandem_building import TandemBuilder
-from services.trainer.jobs.training_set import HeldBack, JudgedPair, hold_back
+from services.trainer.jobs.training_set import HeldBack, JudgedPair, as_stored, hold_back
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 
@@ -241,7 +241,8 @@ class JobRunner:
             opened = open_generation(self._checkpoints.store, job.config.corpus, job.generation)
         except errors.NotFound:  # the job's process says so, with the remedy
             return HeldBack([], [*pairs, *further])
-        return hold_back(pairs, further, opened.premises, job.config.seed)
+        judged, others = ([*as_stored(one, opened)] for one in (pairs, further))
+        return hold_back(judged, others, opened.premises, job.config.seed)
 
     async def _candidates(
         self, job: Job, pairs: list[JudgedPair], validation: list[EvaluationQuery]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -23,7 +23,7 @@ from aeenc.errors import FailedPrecondition
 from aeenc.evaluation.metrics import FEWEST
 from aeenc.trees.folds import connected
 from aeenc.trees.tree import ROOT, Step, Tree
-from services.corpus.generation import PremiseRecord, Premises
+from services.corpus.generation import Generation, PremiseRecord, Premises
 from services.trainer.evaluation.protocol import EvaluationQuery
 
 OwnText = Literal["EXCLUDED", "NEGATIVE"]
@@ -121,6 +121,13 @@ class TrainingSet:
             for n, example in enumerate(self.examples)
         ]
         return np.concatenate(rows) if rows else np.empty((0, 3), dtype=np.int64)
+
+
+def as_stored(pairs: Iterable[JudgedPair], generation: Generation) -> Iterable[JudgedPair]:
+    """Gives pairs the texts that stand for those of their premises in a generation."""
+    if not generation.is_folded:
+        return pairs
+    return (replace(pair, premise=generation.stored(pair.premise)) for pair in pairs)
 
 
 def build_training_set(

@@ -43,9 +43,10 @@ def premise_encoder_of(store: ArtifactStore, query: Artifact) -> Artifact:
     """Finds the checkpoint whose tensors span the space of `query`. Raises FailedPrecondition without one."""
     space_id = query.meta["space_id"]
     for version in [query.id, *store.list(FOLDER)]:
-        found = store.open(FOLDER, version, verify="size")
-        if found.meta.get("space_id") == space_id and _spans(found):
-            return found
+        if store.described(FOLDER, version).meta.get("space_id") == space_id:
+            found = store.open(FOLDER, version, verify="size")
+            if _spans(found):
+                return found
     raise FailedPrecondition(
         f"the premise encoder of space {space_id} is not in {store.root}; export with --side query, or bring it back"
     )

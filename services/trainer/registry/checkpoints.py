@@ -150,7 +150,7 @@ async def is_intact(store: ArtifactStore, version: str) -> bool:
 def is_cross_encoder(store: ArtifactStore, version: str) -> bool:
     """Tells whether a version's files are a cross-encoder's; False if they are missing."""
     try:
-        artifact = store.open(FOLDER, version, verify="size")
+        artifact = store.described(FOLDER, version)
     except AeencError:
         return False
     return _is_of_pairs(artifact)

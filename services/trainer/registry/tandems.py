@@ -345,7 +345,7 @@ class TandemPublisher:
         if not active:
             return
         ours, theirs = (
-            self._store.open(folder_of(tandem.corpus), one, verify="size").files[PREMISES].sha256
+            self._store.described(folder_of(tandem.corpus), one).files[PREMISES].sha256
             for one in (tandem.generation, active)
         )
         if ours != theirs:

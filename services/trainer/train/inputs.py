@@ -21,7 +21,7 @@ from services.store.objects import open_store
 from services.trainer.evaluation.protocol import EvaluationQuery, Report, evaluate, merge_queries
 from services.trainer.evaluation.ranking import Matrix
 from services.trainer.jobs.files import JobFiles, Precision, TrainingPlan
-from services.trainer.jobs.training_set import TrainingSet, build_training_set
+from services.trainer.jobs.training_set import TrainingSet, as_stored, build_training_set
 from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.checkpoints import FOLDER
@@ -69,10 +69,11 @@ class JobInputs:
             generation = open_generation(store, corpus, plan.generation)
         if plan.config.mode == "CROSS_ENCODER":  # begins and ends with its layout
             held.append(hold_checkpoint(store, generation.premise_version))
-        validation = sorted(merge_queries(files.validation()), key=lambda query: query.text)  # comparable by position
+        queries = merge_queries(files.validation(), generation.stored)
+        validation = sorted(queries, key=lambda query: query.text)  # comparable by position
         held_out = frozenset(files.held_out())
         training_set = build_training_set(
-            files.pairs(),
+            as_stored(files.pairs(), generation),
             generation.premises,
             plan.config.split,
             held_out,

@@ -199,6 +199,8 @@ async def test_gold_that_says_the_same_as_a_premise_is_that_premise_where_the_co
     for gold in (other, both):
         found = await world.trainer.evaluate(folded, gold, training=gold[:3], **options)
         assert replace(found, generation=plain.generation) == plain
+        job = await world.trainer.start_job(corpus=folded, data_sets=["rated"], validation=gold)
+        await world.trainer.cancel(job.id)
     apart = f"a-{uuid.uuid4().hex[:8]}"
     assert (await world.index.build(apart, premises)).premises == len(premises)
     assert (await world.trainer.evaluate(apart, both, retrieval=retrieval)).pairs > plain.pairs

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from aeenc.calls.retrieval import Hit, Rankings, Retrieval
 from aeenc.evaluation import UNRANKED
 from services.corpus.generation import PremiseRecord, Premises
 from services.trainer.evaluation import evaluator
-from services.trainer.evaluation.evaluator import IndexRanks
+from services.trainer.evaluation.evaluator import Evaluator, IndexRanks
 
 RECORDS = [PremiseRecord(f"p{n}", f"premise {n}", aliases=(f"also {n}",)) for n in range(10)]
 TEXTS = [f"t{n}" for n in range(5)]
@@ -51,6 +52,15 @@ class Index:
 
 def _hit(ordinal: int, rank: int) -> Hit:
     return Hit(RECORDS[ordinal].id, RECORDS[ordinal].text, 1.0 - rank / 10)
+
+
+@pytest.mark.parametrize(("most", "depth"), [(0, 1000), (200, 200), (5000, 1000)])
+async def test_rankings_are_no_deeper_than_the_index_allows(most: int, depth: int):
+    async def info() -> Any:
+        return SimpleNamespace(service=SimpleNamespace(limits=SimpleNamespace(k=most)))
+
+    index: Any = SimpleNamespace(info=info)
+    assert await Evaluator(Mock(), Mock(), index, Mock())._depth() == depth
 
 
 def ranking(index: Index, mode: Any = "dense") -> tuple[IndexRanks, Records]:

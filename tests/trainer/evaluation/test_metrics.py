@@ -92,6 +92,8 @@ def test_queries_of_the_same_text_are_merged():
         [EvaluationQuery("q", ("a", "b")), EvaluationQuery("r", ("c",)), EvaluationQuery("q", ("b", "d"))]
     )
     assert merged == [EvaluationQuery("q", ("a", "b", "d")), EvaluationQuery("r", ("c",))]
+    twice = EvaluationQuery("q", ("a", "b", "a"), (3.0, 2.0, 1.0))
+    assert merge_queries([twice]) == [EvaluationQuery("q", ("a", "b"), (3.0, 2.0))], "the higher grade counts"
 
 
 @pytest.mark.parametrize(

@@ -233,20 +233,21 @@ async def test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_r
         (forgotten / "pairs.jsonl").write_bytes(bytes(10))
         for path in (forgotten / "pairs.jsonl", forgotten):
             os.utime(path, (0, 0))
-        rest = world.space.store.root / "checkpoints" / ".tmp-dead"
-        rest.mkdir()
+        rests = [world.space.store.root / "checkpoints" / name for name in (".deleted-1", ".tmp-dead")]
+        for rest in rests:
+            rest.mkdir()
+            (rest / "model.onnx").write_bytes(bytes(10))
         expected = [("job", jobs[0]), ("checkpoint", versions[0]), ("job directory", "forgotten")]
         planned = await trainer.client.collect_garbage(dry_run=True)
-        assert [(one.kind, one.id) for one in planned] == [*expected, ("unfinished checkpoint", ".tmp-dead")]
+        expected += [("unfinished checkpoint", name) for name in (".tmp-dead", ".deleted-1")]
+        assert [(one.kind, one.id) for one in planned] == expected
         assert planned[0].bytes > 1000
         assert planned[0].reason == "not among the 1 that ended last"
-        assert rest.exists()
-        assert forgotten.exists()
+        assert all(rest.exists() for rest in (*rests, forgotten))
         done = await trainer.client.collect_garbage(request_id="c")
-        assert [one.id for one in done] == [one.id for one in planned]
+        assert done == planned
         assert await trainer.client.collect_garbage(request_id="c") == done
-        assert not rest.exists()
-        assert not forgotten.exists()
+        assert not any(rest.exists() for rest in (*rests, forgotten))
         assert [one.id async for one in trainer.client.list_jobs()] == [jobs[1]]
         kept = {one.version async for one in trainer.client.list_checkpoints()}
         assert versions[0] not in kept

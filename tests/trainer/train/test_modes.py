@@ -19,7 +19,7 @@ from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.space import space_id_of
 from services.trainer.train import losses
-from services.trainer.train.encoder import Encoders, QueryEncoder, prepare_torch, tensors_of
+from services.trainer.train.encoder import Encoders, prepare_torch, tensors_of
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import BEST, BEST_PREMISES, Learner, Training, best_weights
@@ -137,33 +137,6 @@ def test_premises_are_encoded_as_their_texts_are_whatever_their_order(make_job: 
     each = [tensors_of(task.inputs.batches.inputs([text])) for text in (outside, FACTS[3], FACTS[0], FACTS[7])]
     alone = [encoders.premise(**one).detach().numpy()[0] for one in each]
     assert np.abs(vectors - np.stack(alone)).max() < 1e-5
-
-
-def test_each_side_is_regularised_as_equation_2_says(make_job: MakeJob):
-    task = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.5, margin=0.0))
-    encoders, objective = task.encoders(), task.objective()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in [*encoders.query.parameters(), *encoders.premise.parameters()]:
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    for encoder in (encoders.query, encoders.premise):
-        encoder.eval()
-    triplets = task.inputs.training_set.triplets()
-    units = np.arange(objective.size)
-
-    def moved(encoder: QueryEncoder, texts: list[str]) -> float:
-        base = task._encoder().eval()
-        each = [tensors_of(task.inputs.batches.inputs([text])) for text in texts]
-        now, then = (np.stack([e(**one).detach().double().numpy()[0] for one in each]) for e in (encoder, base))
-        return float(((now - then) ** 2).sum(axis=1).mean())
-
-    texts = [[example.query for example in task.inputs.training_set.examples]]
-    texts += [[FACTS[n] for n in np.unique(triplets[:, column])] for column in (1, 2)]
-    terms = [moved(encoders.query, texts[0]), moved(encoders.premise, texts[1]), moved(encoders.premise, texts[2])]
-    free = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.0, margin=0.0)).objective()
-    difference = float((objective.loss(encoders, units) - free.loss(encoders, units)).detach())
-    assert min(terms) > 1e-3
-    assert difference == pytest.approx(0.5 * sum(terms), rel=1e-3)
 
 
 def test_a_guide_compares_in_its_own_space_while_premises_are_trained(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -47,6 +49,18 @@ def test_others_wait_as_long_as_a_corpus_may_take_to_be_encoded(
     monkeypatch.setattr(ranks.distributed, "destroy_process_group", lambda: None)
     with ranks.together(tmp_path, Rank(1, 2), torch.device("cpu"), premises):
         assert told["timeout"].total_seconds() >= at_least_s
+
+
+def test_the_leader_waits_until_the_others_of_this_attempt_have_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    loading = [1, 2]
+    for number in loading:
+        ranks._here(tmp_path, number).touch()  # of an earlier attempt
+    load_one = SimpleNamespace(sleep=lambda _: ranks._here(tmp_path, loading.pop()).touch())
+    monkeypatch.setattr(ranks, "time", load_one)
+    monkeypatch.setattr(ranks.subprocess, "Popen", lambda *_, **__: Mock(poll=lambda: None))
+    monkeypatch.setattr(ranks, "distributed", Mock())
+    with ranks.together(tmp_path, Rank(0, 3), torch.device("cpu")):
+        assert loading == []
 
 
 @pytest.mark.parametrize(("device", "cards", "backend"), [("cuda", 2, "nccl"), ("cuda", 1, "gloo"), ("cpu", 0, "gloo")])

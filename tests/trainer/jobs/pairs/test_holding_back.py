@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
 from services.corpus.generation import PremiseRecord, Premises
+from services.trainer.jobs import runner
 from services.trainer.jobs.training_set import JudgedPair, hold_back
 
 FACTS = [f"fact {n}" for n in range(400)]
@@ -32,6 +38,14 @@ def test_a_fifth_at_least_15_and_at_most_half_are_held_back(number: int, held: i
     assert len({pair.query for pair in found.pairs}) == number - held
     assert hold_back(trees(number), [], PREMISES, seed=0) == found
     assert not held or hold_back(trees(number), [], PREMISES, seed=1) != found
+
+
+def test_gold_in_a_folded_corpus_is_the_premise_that_stands_for_it(monkeypatch: pytest.MonkeyPatch):
+    opened = SimpleNamespace(premises=PREMISES, is_folded=True, stored=lambda text: text.rstrip("!"))
+    monkeypatch.setattr(runner, "open_generation", lambda *_: opened)
+    job: Any = SimpleNamespace(config=SimpleNamespace(corpus="c", seed=0), generation="g")
+    again = [replace(pair, premise=f"{pair.premise}!") for pair in trees(40)]
+    assert runner.JobRunner._held_back(Mock(), job, again, []) == hold_back(trees(40), [], PREMISES, seed=0)
 
 
 def test_no_node_of_a_tree_that_is_held_back_is_learnt_from():

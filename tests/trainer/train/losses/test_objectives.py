@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,19 @@ import pytest
 import torch
 
 from aeenc.errors import FailedPrecondition
+from services.corpus.generation import Generation
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.train import loop, losses
-from services.trainer.train.encoder import QueryEncoder, precision_of
+from services.trainer.train.encoder import QueryEncoder, precision_of, tensors_of
 from services.trainer.train.inputs import EncoderTask, JobInputs
 from services.trainer.train.job import load_task
 from services.trainer.train.loop import Learner, Training
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
 from services.trainer.train.objectives import classified
 from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob
 
 NAMES = [name for name in LOSSES if name not in {"REGRESSION", "ANALOGY"}]  # which needs classes
 
@@ -101,6 +104,20 @@ def test_ranking_takes_no_sibling_and_nothing_undecided_for_a_negative(
     assert masked.tolist() == [[True, True, True, False], [True, True, True, False], [False, False, True, False]]
 
 
+def test_in_a_folded_corpus_a_text_is_the_premise_that_stands_for_it_and_not_one_beside_it(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Generation, "is_folded", True)
+    again = {text: f"{text.capitalize()}!" for text in FACTS}
+    pairs = [replace(pair, premise=again[pair.premise]) for pair in PAIRS]
+    validation = [replace(query, gold=tuple(map(again.__getitem__, query.gold))) for query in VALIDATION]
+    plain, folded = (load(files).inputs for files in (make_job(), make_job(pairs, validation)))
+    assert (folded.validation, folded.training_set.outside) == (plain.validation, [])
+    for kind in ("positives", "refused"):
+        found, wanted = (one.training_set.pairs(attrgetter(kind)) for one in (folded, plain))
+        assert found.tolist() == wanted.tolist()
+
+
 def test_refused_premises_are_drawn_anew_each_epoch_from_those_of_the_query(make_job: MakeJob):
     pairs = [*PAIRS, *(JudgedPair(QUERIES[0], "", fact, "NEGATIVE", "train") for fact in FACTS[10:40])]
     task = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=3))
@@ -120,6 +137,9 @@ def test_a_query_without_refused_premises_ranks_among_those_of_the_batch(make_jo
     objective = task.objective()
     objective.batches(np.random.default_rng(1), 8)
     assert float(objective.loss(task.encoders(), np.arange(4)).detach()) > 0
+    load(make_job(pairs[:2], loss="MULTIPLE_NEGATIVES_RANKING")).objective()
+    with pytest.raises(FailedPrecondition, match="one pair"):
+        load(make_job(pairs[:1], loss="MULTIPLE_NEGATIVES_RANKING")).objective()
 
 
 def test_the_guide_of_gist_is_the_version_that_is_named(
@@ -180,6 +200,33 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, b
     scale = float(gradients[0].abs().max())
     assert scale > 1e-4
     assert all(torch.allclose(gradients[0], other, atol=1e-4 * scale) for other in gradients[1:])
+
+
+def test_each_side_is_regularised_as_equation_2_says(make_job: MakeJob):
+    task = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.5, margin=0.0))
+    encoders, objective = task.encoders(), task.objective()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in [*encoders.query.parameters(), *encoders.premise.parameters()]:
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    for encoder in (encoders.query, encoders.premise):
+        encoder.eval()
+    triplets = task.inputs.training_set.triplets()
+    units = np.arange(objective.size)
+
+    def moved(encoder: QueryEncoder, texts: list[str]) -> float:
+        base = task._encoder().eval()
+        each = [tensors_of(task.inputs.batches.inputs([text])) for text in texts]
+        now, then = (np.stack([e(**one).detach().double().numpy()[0] for one in each]) for e in (encoder, base))
+        return float(((now - then) ** 2).sum(axis=1).mean())
+
+    texts = [[example.query for example in task.inputs.training_set.examples]]
+    texts += [[FACTS[n] for n in np.unique(triplets[:, column])] for column in (1, 2)]
+    terms = [moved(encoders.query, texts[0]), moved(encoders.premise, texts[1]), moved(encoders.premise, texts[2])]
+    free = load(make_job(loss="TRIPLET_MARGIN", mode="DUAL", regularization=0.0, margin=0.0)).objective()
+    difference = float((objective.loss(encoders, units) - free.loss(encoders, units)).detach())
+    assert min(terms) > 1e-3
+    assert difference == pytest.approx(0.5 * sum(terms), rel=1e-3)
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> list[int]:
