@@ -53,7 +53,6 @@ def pull(
     that is not https (http: of this machine alone), Unavailable where it does not answer, TooLarge for more than
     `max_bytes`, DataLoss naming what is forged, damaged, or not what an encoder loads.
     """
-    _check_address(source)
     with store.writer("checkpoint", FOLDER) as writer:
         _fetch(source, CARD, writer.path / CARD, CARD_BYTES_MAX)
         card = _card(writer.path / CARD, f"{source}/{CARD}")
@@ -143,6 +142,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opened(source: str, name: str) -> IO[bytes]:
+    _check_address(source)
     if "://" in source:
         opener = urllib.request.build_opener(_Redirects)
         answer: IO[bytes] = opener.open(f"{source.rstrip('/')}/{name}", timeout=READ_TIMEOUT_S)
@@ -166,7 +166,7 @@ def _fetch(source: str, name: str, to: Path, most: int) -> str:
                     raise DataLoss(f"{source}/{name} is larger than {most:,} bytes; nothing was kept")
                 digest.update(block)
                 file.write(block)
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:  # the last one: of an address that is none
         raise Unavailable(f"{source}/{name} cannot be read: {error}") from None
     return digest.hexdigest()
 

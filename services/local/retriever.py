@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
+from weakref import WeakKeyDictionary
 
 from aeenc.calls.retrieval import Retrieval, Retrieved, RetrieveKeywords, RetrieveOptions
 from aeenc.errors import FailedPrecondition, NotFound
@@ -21,7 +22,7 @@ from services.corpus.active import named_or_active
 from services.corpus.generation import open_generation
 from services.encoder.rollout.history import FILE, read_state
 from services.index import convert
-from services.index.catalogue.served import Explanations, ServedGeneration
+from services.index.catalogue.served import Explanations, OpenGenerations, ServedGeneration
 from services.index.ranking import alone
 from services.index.ranking.fusion import Prior
 from services.index.ranking.stages import Call, RetrievalResult, Stages
@@ -54,8 +55,8 @@ class LocalRetriever:
 
     def __init__(self, store: ArtifactStore, models: LocalModels) -> None:
         self._store, self._models = store, models
-        self._served: dict[tuple[str, str], ServedGeneration] = {}
-        self._priors: dict[tuple[str, str], Prior] = {}
+        self._opened = OpenGenerations()
+        self._priors = WeakKeyDictionary[ServedGeneration, Prior]()
         self._stages = Stages(alone.search, alone.each, models.encode, models.rerank, alone.at_once)
 
     def retrieve(
@@ -86,16 +87,21 @@ class LocalRetriever:
 
     def _open(self, corpus: str, generation: str) -> ServedGeneration:
         key = corpus, named_or_active(self._store, corpus, generation)
-        if key not in self._served:
+        served = self._opened.known.get(key)
+        if served is None:
             found = open_generation(self._store, *key, verify="full")
-            self._served[key] = ServedGeneration.of(found)
+            served = self._opened.known[key] = ServedGeneration.of(found)
             self._models.premise_versions[found.space_id] = found.premise_version
-        return self._served[key]
+        if generation:
+            self._opened.pin(corpus, served)
+        else:
+            self._opened.active[corpus] = served
+        return served
 
     def _prior(self, corpus: str, served: ServedGeneration) -> Prior:
-        if (corpus, served.id) not in self._priors:
+        if served not in self._priors:
             explanations = Explanations(self._store).latest(corpus)
             if not explanations:
                 raise FailedPrecondition(f"corpus {corpus!r} has no explanations for the prior to learn from")
-            self._priors[corpus, served.id] = Prior.over(explanations, served.generation.ordinal_by_id)
-        return self._priors[corpus, served.id]
+            self._priors[served] = Prior.over(explanations, served.generation.ordinal_by_id)
+        return self._priors[served]

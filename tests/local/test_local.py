@@ -150,7 +150,9 @@ async def test_a_generation_that_is_activated_later_answers_at_once(light_fleet:
     await light_fleet.client.index.add("science", ["a new fact"])
     after = opened.retrieve("science", ["x"])
     assert before.generation != after.generation
-    assert opened.retrieve("science", ["x"], generation=before.generation).results == before.results
+    assert aeenc.local.open(home).retrieve("science", ["x"], generation=before.generation).results == before.results
+    await light_fleet.client.index.delete("science", before.generation)
+    assert not light_fleet.store.has_deleted("generations/science"), "its files go, though it was read before"
 
 
 async def test_the_script_prints_what_aeenc_retrieve_prints_and_loads_no_server(home: Path):

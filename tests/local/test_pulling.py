@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,8 +159,9 @@ def test_another_manifest_a_larger_model_and_an_open_address_are_refused(
     for open_address in ("http://models.example/one", "ftp://127.0.0.1/one", "file:///etc"):
         with pytest.raises(errors.InvalidArgument, match="is not https"):
             pull(open_address, store)
-    with pytest.raises(errors.Unavailable, match="cannot be read"):
-        pull(f"{address}/elsewhere", store)
+    for nothing_there in (f"{address}/elsewhere", f"{address}/modèle", "https://models..example", "https://[models"):
+        with pytest.raises(errors.Unavailable, match=re.escape(f"{nothing_there}/card.json cannot be read")):
+            pull(nothing_there, store)
     with pytest.raises(errors.InvalidArgument, match=r"http://models\.example/card\.json is not https"):
         pull(f"{address}/moved", store)
     assert store.list("checkpoints") == []

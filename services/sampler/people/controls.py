@@ -112,9 +112,9 @@ class ControlItems:
         if not noted:
             ids = await self._tasks.answered_by(run.id, annotator, controls=True)
             found, _ = await self._tasks.read_many(run.id, ids)
-            if len(found) < settings.qualify:
-                return Qualification(items=settings.qualify, answered=len(found))
             counted = [right_and_judged(one, given.own_verdicts) for one in found for given in one.answers]
+            if len(counted) < settings.qualify:
+                return Qualification(items=settings.qualify, answered=len(counted))
             right, judged = (sum(numbers) for numbers in zip(*counted, strict=True))
             passed = judged > 0 and right >= settings.qualify_share * judged
             await self._tasks.qualify(run.id, queue, annotator, passed=passed)

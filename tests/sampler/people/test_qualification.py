@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors, values
+from services.sampler.people.task_store import TaskStore
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, take
 
 ITEMS = [
@@ -53,6 +54,22 @@ async def test_people_answer_control_items_before_any_other_task(world: SamplerW
         assert (await take(people, "ann")).task.query.startswith("hypothesis")
         assert (await standing(people, "ann")).passed
         assert await standing(people, "bob") == values.Qualification(items=2)
+
+
+async def test_an_answer_that_is_taken_back_meanwhile_qualifies_nobody(world: SamplerWorld, tmp_path, monkeypatch):
+    answered_by = TaskStore.answered_by
+    async with at_work(world, 2, **{**controls(tmp_path), "qualify": 1}) as (people, _, run_id):
+
+        async def before_an_undo(*arguments: Any, **options: Any) -> list[str]:
+            found = await answered_by(*arguments, **options)
+            monkeypatch.setattr(TaskStore, "answered_by", answered_by)
+            await people.undo("ann", run_id)
+            return found
+
+        lease = await take(people, "ann")
+        await people.submit(lease, metals(lease))
+        monkeypatch.setattr(TaskStore, "answered_by", before_an_undo)
+        assert await standing(people, "ann") == values.Qualification(items=1)
 
 
 async def test_who_fails_gets_no_task_of_the_run(world: SamplerWorld, tmp_path):
