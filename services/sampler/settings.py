@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, field_validator
@@ -62,8 +61,8 @@ class QueueSettings(BaseModel):
     undo_s: float = Field(10.0, ge=0, description="seconds in which an answer can be taken back before its run goes on")
     first_lease_s: float = Field(600.0, gt=0, le=3600, description="lease time before anybody has answered")
     min_lease_s: float = Field(60.0, gt=0, le=3600, description="shortest lease time; usually 3 times the mean answer")
-    controls: Path | None = Field(None, description="control items with known answers (jsonl); none: none are mixed in")
-    guideline: Path | None = Field(
+    controls: FilePath | None = Field(None, description="control items with known answers (jsonl); none: no items")
+    guideline: FilePath | None = Field(
         None, description="text for the people of the queue (Markdown, at most 65,536 characters); none: no text"
     )
     max_grade: float = Field(

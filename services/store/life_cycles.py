@@ -414,6 +414,8 @@ class LifeCycles:
 
         0 sets no limit. Live work is never among it. Ages are by Redis's clock.
         """
+        if not (keep_s or kept):
+            return []
         ended: list[tuple[float, str]] = []
         seconds, _ = await self._redis.time()
         for start in itertools.count(0, READ):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.oracles.controls import control_items, write_control_items
+from aeenc.oracles.controls import ControlItem, control_items, write_control_items
 from aeenc.trees import Dataset
 from services.sampler.people.controls import read_controls
 
@@ -47,7 +47,8 @@ def test_the_seed_draws_the_same_items_and_another_others():
 
 
 def test_a_sampler_reads_what_is_written(tmp_path: Path):
-    items = control_items(Dataset.load(SAMPLE), "dev", count=5)
+    odd = ControlItem("what melts\u2028at 0\x85°C", ("ice\u2029does",), ("salt",))
+    items = [*control_items(Dataset.load(SAMPLE), "dev", count=5), odd]
     write_control_items(tmp_path / "controls.jsonl", items)
     read = read_controls(tmp_path / "controls.jsonl")
     assert [(c.query, c.explains, c.refuses, c.path) for c in read] == [

@@ -77,8 +77,7 @@ class Retention:
         if not await self._lease.renew():
             return
         try:
-            keeps_all = not (self._keep_s or self._kept)
-            for one in [] if keeps_all else await self._runs.cycles.expired(self._keep_s, self._kept):
+            for one in await self._runs.cycles.expired(self._keep_s, self._kept):
                 if not await self._lease.renew():
                     return
                 log.info("run is removed", run=one.id, reason=one.reason)

@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from aeenc import errors
+from aeenc.files.lines import json_lines
 from aeenc.oracle import Candidate, Task
 from aeenc.oracles.controls import ControlItem
 from aeenc.values import ControlMistake, ControlReport, Judgement, Qualification, Verdict
@@ -124,21 +125,20 @@ class ControlItems:
 def read_controls(path: Path) -> tuple[ControlItem, ...]:
     """The control items of a file. Raises InvalidArgument with file and line for a malformed one."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                control = _ITEM.validate_json(line)
-            except ValidationError as error:
-                [first, *_] = error.errors()
-                what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-                problem = f"not a control item ({what}); give query, explains and refuses"
-                raise errors.InvalidArgument(f"{path}:{number}: {problem}") from None
-            premises = (*control.explains, *control.refuses)
-            if not premises:
-                raise errors.InvalidArgument(f"{path}:{number}: neither explains nor refuses names a premise")
-            if "" in (control.query, *premises, *control.path):
-                raise errors.InvalidArgument(f"{path}:{number}: a text is empty; leave it out or write it")
-            found.append(control)
+    for place, content in json_lines(path):
+        try:
+            control = _ITEM.validate_python(content)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+            problem = f"not a control item ({what}); give query, explains and refuses"
+            raise errors.InvalidArgument(f"{place}: {problem}") from None
+        premises = (*control.explains, *control.refuses)
+        if not premises:
+            raise errors.InvalidArgument(f"{place}: neither explains nor refuses names a premise")
+        if "" in (control.query, *premises, *control.path):
+            raise errors.InvalidArgument(f"{place}: a text is empty; leave it out or write it")
+        found.append(control)
     if not found:
         raise errors.InvalidArgument(f"{path}: holds no control items; give one a line, or leave `controls` out")
     return tuple(found)

@@ -170,7 +170,7 @@ class Overview:
             for record in found:
                 said = {given.annotator: given.own_verdicts for given in record.answers}
                 for given in record.answers:
-                    right, judged = right_and_judged(record, given.own_verdicts) if record.control else (0, 0)
+                    right, judged = right_and_judged(record, given.own_verdicts)
                     elapsed_s[given.annotator].append(given.elapsed_s)
                     people[given.annotator].update(
                         answers=1,

@@ -100,13 +100,12 @@ class TaskQueue:
         leased: list[LeasedTask] = []
         refused: errors.AeencError | None = None
         for run in await self._open_runs(wanted):
+            if len(leased) == most:
+                break
             try:
                 await self.sweep(run.id)
                 only = await self._only(run, wanted)
-                while len(leased) < most:
-                    one = await self._take(run, annotator, leased, request, only)
-                    if one is None:
-                        break
+                while len(leased) < most and (one := await self._take(run, annotator, leased, request, only)):
                     leased.append(one)
             except (NotQualified, errors.TooLarge) as error:  # another queue or run may have tasks for this person
                 refused = error

@@ -18,11 +18,17 @@ from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Answ
 from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, overview, steps, tasks
 from services.sampler.people.controls import read_controls
+from services.sampler.people.queue import TaskQueue
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
+
+
+async def waits(people: aeenc.PeopleClient, run_id: str) -> bool:
+    """Whether a run has a task."""
+    return bool([task async for task in people.list_tasks(run_id)])
 
 
 async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str]:
@@ -318,6 +324,23 @@ async def test_the_candidates_of_a_lease_carry_a_key_by_which_they_say_the_same(
         assert all(keys.values())
 
 
+async def test_a_lease_reads_no_further_run_than_it_takes_tasks_of(world: SamplerWorld, monkeypatch):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        other = await sampler.start_run([("t", "hypothesis 9")], corpus="science", oracle="team", k=4, max_depth=0)
+        await eventually(lambda: waits(people, other.id))
+        swept, sweep = list[str](), TaskQueue.sweep
+
+        async def noted(queue: TaskQueue, run_id: str) -> None:
+            swept.append(run_id)
+            await sweep(queue, run_id)
+
+        monkeypatch.setattr(TaskQueue, "sweep", noted)
+        await take(people, "ann")
+        assert swept == [run_id]
+        await take(people, "ann")
+        assert swept == [run_id, run_id, other.id]
+
+
 async def test_a_retried_lease_is_the_same_lease(world: SamplerWorld):
     async with at_work(world, 3) as (people, _, _run):
         first = await people.lease("ann", max_tasks=2, request_id="r1")
@@ -377,15 +400,20 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
 def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: SamplerWorld, tmp_path):
     with pytest.raises(ValueError, match="other names"):
         world.configure(queues={"fake": {}})
+    for name in ("controls", "guideline"):
+        with pytest.raises(ValueError, match=rf"queues\.team\.{name}\n.* does not point to a file"):
+            world.configure(queues={"team": {name: str(tmp_path / "nowhere")}})
     malformed = (
-        ("{", ":1: not a control item"),
+        ("{", ":1: not JSON"),
+        ("\n[]", ":2: not a control item"),
+        ('{"query": "\udce9"}', ":1: byte 12 is not UTF-8"),
         ('{"explains": ["x"]}', "query: Field required"),
         ('{"query": "q"}', "neither"),
         ('{"query": "q", "explains": [""]}', "a text is empty"),
         ("", "holds no"),
     )
     for text, message in malformed:
-        (tmp_path / "c.jsonl").write_text(text)
+        (tmp_path / "c.jsonl").write_text(text, errors="surrogateescape")
         with pytest.raises(errors.InvalidArgument, match=message):
             read_controls(tmp_path / "c.jsonl")
 
