@@ -92,9 +92,9 @@ class Tables:
         known: dict[tuple[Names, Names], int] = {}
         for ordinal, (premise, size_bytes) in enumerate(lines):
             starts.append(starts[-1] + size_bytes)
-            texts.append(_hash(premise.text))
+            texts.append(hash64(premise.text))
             for one in (premise.id, *premise.aliases):
-                ids.append(_hash(one))
+                ids.append(hash64(one))
                 id_ordinals.append(ordinal)
             groups.append(known.setdefault((frozenset(premise.splits), frozenset(premise.tags)), len(known)))
         return cls(
@@ -149,7 +149,7 @@ class Ordinals(Mapping[str, int]):
         self._premises, self._names = premises, names
 
     def __getitem__(self, name: str) -> int:
-        wanted = np.uint64(_hash(name))
+        wanted = np.uint64(hash64(name))
         position = int(np.searchsorted(self._hashes, wanted))
         while position < len(self._hashes) and self._hashes[position] == wanted:
             ordinal = int(self._ordinals[position])
@@ -268,7 +268,8 @@ def _mask(tables: Tables, splits: Names, clauses: frozenset[Clause]) -> NDArray[
     return mask
 
 
-def _hash(name: str) -> int:
+def hash64(name: str) -> int:
+    """Returns 64 bits of a text's hash; files are looked up and parted by it."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 

@@ -75,7 +75,7 @@ def test_ids_aliases_and_texts_find_their_premise_and_nothing_else(premises: Pre
 def test_equal_hashes_are_told_apart_by_the_premises(
     artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_hash", lambda name: len(name) % 2)
+    monkeypatch.setattr(module, "hash64", lambda name: len(name) % 2)
     premises = Premises.open(write(artifact_store))
     assert dict(premises.ordinal_by_id) == {"p1": 0, "p2": 1, "p7": 1, "p8": 1, "p3": 2, "p4": 3, "p5": 4}
     assert "p9" not in premises.ordinal_by_id

@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -37,7 +36,7 @@ from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import REMOTE_ENGINES, Engine, EngineOptions, LexicalSettings, SearchHits
 from services.kit import logs
-from services.kit.concurrency import finish, run_in_thread
+from services.kit.concurrency import end_with_parent, finish, run_in_thread
 
 log = logs.get(__name__)
 MODULE = "services.index.building.index_process"
@@ -230,7 +229,7 @@ def blocks(vectors: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
 def main() -> None:
     """Runs in the child: does what the request says. A failure ends the process with its message."""
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    end_with_parent(lambda: os._exit(1))
     os.nice(NICENESS)
     FAISS.omp_set_num_threads(request["threads"])
     try:
@@ -252,12 +251,6 @@ def texts_of(path: Path) -> Iterator[str]:
     with (path / PREMISES).open("rb") as lines:
         for line in lines:
             yield PremiseRecord.of_line(line).text
-
-
-def _end_with_input() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock would be held when the process ends
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from services.corpus.active import (
 )
 from services.corpus.generation import corpora_of, folder_of, is_corpus_name, open_generation
 from services.corpus.moves import Move, MoveRequest, made_before
-from services.index.catalogue.following import CorpusState, FailedOpening, StoreWatch, problem_of, unreadable
+from services.index.catalogue.following import CorpusState, FailedOpening, StoreWatch, problem_of
 from services.index.catalogue.holds import HoldersOf, Holds, check_unheld
 from services.index.catalogue.replicas import Followed, Replicas
 from services.index.catalogue.served import (
@@ -92,12 +92,9 @@ class Catalogue:
         with suppress(OSError):
             await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
         for corpus in await asyncio.to_thread(corpora_of, self._store):
-            try:
+            with suppress(OSError):  # what serves needs it not
                 await asyncio.to_thread(self._watch.sweep, corpus)
-            except OSError as error:  # the disk cannot read it, or we may not
-                self._set_damaged(corpus, unreadable(error))
-            else:
-                await self._follow(corpus, is_new=True)
+            await self._follow(corpus, is_new=True)
         with suppress(OSError):
             await self.report()
         self._tell()

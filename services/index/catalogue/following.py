@@ -124,20 +124,15 @@ def _times(folder: str) -> Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns  # the last one nobody can set back
 
 
-def unreadable(error: OSError) -> errors.DataLoss:
-    """The error for files that the disk does not give out."""
-    return errors.DataLoss(
-        f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the permissions "
-        "and start again, or activate another generation"
-    )
-
-
 def problem_of(corpus: str, error: Exception) -> errors.AeencError:
     """The error that callers get for a corpus whose active generation could not be opened."""
     if isinstance(error, errors.AeencError):
         return error
     if isinstance(error, OSError):
-        return unreadable(error)
+        return errors.DataLoss(
+            f"{error.filename or 'a file'} cannot be read ({error.strerror or error}); mend the disk or the "
+            "permissions and start again, or activate another generation"
+        )
     return errors.Unavailable(
         f"the active generation of corpus {corpus!r} cannot be opened ({type(error).__name__}: {error}); it is tried "
         "again, or activate another generation"
@@ -165,7 +160,16 @@ class Follower:
 
     def start(self) -> None:
         """Starts to follow."""
-        self._tasks.append(asyncio.create_task(self._keep()))
+
+        async def step() -> None:
+            await self._follow()
+            self._on_state("")
+
+        def tell(why: str) -> None:
+            self._on_state(f"the store cannot be followed ({why}); what is open keeps serving")
+
+        following = every(self._look_s, step, "a look at the store has failed", tell=tell)
+        self._tasks.append(asyncio.create_task(following))
 
     async def close(self) -> None:
         """Stops."""
@@ -174,17 +178,3 @@ class Follower:
     async def _beat(self) -> None:
         with suppress(OSError):  # following says so
             await self._report()
-
-    async def _keep(self) -> None:
-        failure = ""
-        while True:
-            await asyncio.sleep(self._look_s)
-            try:
-                await self._follow()
-                self._on_state("")
-            except (OSError, errors.Unavailable) as error:
-                self._on_state(f"the store cannot be read ({error}); what is open keeps serving")
-            except Exception as error:
-                if failure != (failure := repr(error)):  # logged once, not twice a second
-                    log.exception("the store cannot be followed")
-                self._on_state("the store cannot be followed; what is open keeps serving")

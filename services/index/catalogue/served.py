@@ -289,7 +289,7 @@ class Explanations:
 
         move = note_change(self._store, corpus, MoveRequest("explain"), decide)
         for old in self._store.documents.names(f"{folder_of(corpus)}/{FOLDER}"):
-            if not old.startswith(".") and old < before:  # that one somebody may be reading
+            if old < before:  # that one somebody may be reading
                 self._store.documents.remove(_key(corpus, old))
         return total, move
 

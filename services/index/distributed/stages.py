@@ -34,7 +34,7 @@ from aeenc.adapters.facts import ID_REUSED, Facts, content_digest, id_digest
 from aeenc.errors import InvalidArgument
 from aeenc.transport.targets import Targets
 from services.corpus.arrays import norms_of
-from services.corpus.generation import DTYPES, PremiseRecord, Storage, check_corpus_name
+from services.corpus.generation import DTYPES, PremiseRecord, Storage, check_corpus_name, hash64
 from services.index.building.folding import Draft, Folding, check_premise
 from services.index.building.vectors import BatchEncoder
 from services.index.distributed.work import Range, Work, ranges_of
@@ -133,9 +133,9 @@ def read(plan: Plan, work: Work, number: int) -> dict[str, Any]:
         check_premise(PremiseRecord(fact.id, fact.text, splits=fact.splits, tags=fact.tags), place, limits)
         position = number << POSITION_BITS | count
         line = json.dumps([position, fact.id, fact.text, fact.splits, fact.tags], ensure_ascii=False) + "\n"
-        facts[_hashed(fact.text) % plan.partitions].append(line)
+        facts[hash64(fact.text) % plan.partitions].append(line)
         row = id_digest(fact) + content_digest(fact) + position.to_bytes(8, "little")
-        ids[_hashed(fact.id) % plan.partitions].append(row)
+        ids[hash64(fact.id) % plan.partitions].append(row)
         count += 1
     lines, rows = ["".join(one).encode() for one in facts], [b"".join(one) for one in ids]
     record = {FACTS: ranges_of(lines), IDS: ranges_of(rows), "count": count}
@@ -217,7 +217,3 @@ def _check_ids(plan: Plan, rows: bytes) -> None:
     if len(wrong):
         first = min((int(table[row + 1, 4]), int(table[row, 4])) for row in wrong.tolist())
         raise InvalidArgument(f"{plan.place(first[0])}: its id is also used at {plan.place(first[1])}, {ID_REUSED}")
-
-
-def _hashed(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
