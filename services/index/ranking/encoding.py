@@ -112,10 +112,7 @@ class QueryEncoder:
 
     async def close(self) -> None:
         """Cancels the calls under way."""
-        senders = [task for queue in self._queues.values() for task in queue.senders]
-        for task in senders:
-            task.cancel()
-        await asyncio.gather(*senders, return_exceptions=True)
+        await cancel_all(task for queue in self._queues.values() for task in queue.senders)
 
     async def _send(self, name: tuple[EncodeOptions, bool], queue: _Queue) -> None:
         try:

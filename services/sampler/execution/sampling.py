@@ -69,13 +69,12 @@ class Sampling:
 
     async def start(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> Run:
         """Starts a run, resolving encoder version and generation now, or finds the one that its key started."""
-        await asyncio.to_thread(self._check, config, hypotheses)  # both take a moment with 100,000 hypotheses
+        named = await asyncio.to_thread(self._checked, config, hypotheses)  # takes a moment with 100,000 hypotheses
         fingerprint = await asyncio.to_thread(_fingerprint, config, hypotheses)
         if config.idempotency_key and (started := await self.runs.cycles.started_by(config.idempotency_key)):
             return _same(await self.runs.get(started), config, fingerprint)
         version, generation = await self._retrieval.resolve(config, hypotheses[0].text)
-        named = dict.fromkeys(one for h in hypotheses for one in (h.before_id, *h.only_ids) if one)
-        await self._retrieval.check_known(config, generation, list(named))
+        await self._retrieval.check_known(config, generation, named)
         run = Run(
             id=uuid.uuid4().hex[:16],
             config=config,
@@ -95,7 +94,8 @@ class Sampling:
         self.runner.wake()
         return _same(stored, config, fingerprint)
 
-    def _check(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> None:
+    def _checked(self, config: RunConfig, hypotheses: Sequence[Hypothesis]) -> list[str]:
+        """The premises that hypotheses name (ids), of a start that is not refused."""
         if not config.corpus:
             raise errors.InvalidArgument.field("config.corpus", "is empty; name a corpus of the index")
         if config.oracle not in self.oracles:
@@ -118,6 +118,7 @@ class Sampling:
                     f"hypotheses[{position}].id", f"{problem}; ids must be unique in the run"
                 )
             seen.add(hypothesis.id)
+        return list(dict.fromkeys(one for h in hypotheses for one in (h.before_id, *h.only_ids) if one))
 
     async def cancel(self, run_id: str, request_id: str) -> Run:
         """Stops a run. Raises FailedPrecondition for one that has ended, except to a retry of the same request."""

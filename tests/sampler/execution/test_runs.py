@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import errors, trees
 from aeenc.v1 import sampler_pb2, types_pb2
+from aeenc.values import RunConfig
 from services.sampler import convert
 from services.sampler.acs.algorithm import Tree
 from services.sampler.execution import sampling
 from services.sampler.records.node_store import NodeStore
+from services.sampler.records.runs import Hypothesis
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, finish, pair_set
 
 CONFIG = {"corpus": "science", "oracle": "fake", "k": 6}
@@ -44,6 +48,25 @@ async def test_an_idempotency_key_covers_the_questions_and_answers_behind_the_hy
         for other in (asking("how?", "so"), asking("why?", "no"), HYPOTHESES):
             with pytest.raises(errors.AlreadyExists, match="with other hypotheses; choose another key"):
                 await client.start_run(other, idempotency_key="once", **CONFIG)
+
+
+async def test_a_start_goes_through_its_hypotheses_beside_the_event_loop(world: SamplerWorld, monkeypatch):
+    read, threads = convert.from_start_requests, set[int]()
+
+    class Noting(list[Hypothesis]):
+        def __iter__(self) -> Iterator[Hypothesis]:
+            threads.add(threading.get_ident())
+            return super().__iter__()
+
+    async def noting(*arguments: Any) -> tuple[RunConfig, list[Hypothesis]]:
+        config, hypotheses = await read(*arguments)
+        return config, Noting(hypotheses)
+
+    monkeypatch.setattr(convert, "from_start_requests", noting)
+    async with world.sampler() as client:
+        await client.start_run(HYPOTHESES, **CONFIG)
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_trees_are_exported_all_whether_many_or_few_fit_into_memory(
