@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, ValidationInfo, fie
 from pydantic_settings import SettingsConfigDict
 
 from aeenc import errors
+from aeenc.files.lines import text_lines
 from services.kit.credentials.gate import person_name
 from services.kit.settings import RedisSettings, Token
 
@@ -81,13 +82,10 @@ class QueueSettings(BaseModel):
         return frozenset(map(person_name, named))
 
     def guideline_text(self) -> str:
-        """The text for the people of the queue. Raises InvalidArgument for a file that is none."""
+        """The text for the people of the queue. Raises InvalidArgument for one that is too long or not UTF-8."""
         if self.guideline is None:
             return ""
-        try:
-            text = self.guideline.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise errors.InvalidArgument(f"guideline {self.guideline}: {error}; give a file of UTF-8 text") from None
+        text = "\n".join(line.rstrip("\r\n") for _, line in text_lines(self.guideline))
         if len(text) > MAX_GUIDELINE:
             problem = f"has {len(text):,} characters; at most {MAX_GUIDELINE:,}"
             raise errors.InvalidArgument(f"guideline {self.guideline} {problem}")
