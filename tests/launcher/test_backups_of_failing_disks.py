@@ -19,10 +19,13 @@ import pytest
 from aeenc import errors
 from services.corpus.active import MOVES, read_active
 from services.corpus.generation import folder_of
-from services.launcher.backups import archive, making
+from services.launcher.backups import archive, making, restoring
 from services.launcher.backups.archive import MANIFEST
+from services.launcher.backups.keys import put
 from services.launcher.backups.restoring import restore
-from services.store.artifacts import Hold
+from services.launcher.fleet import RESTORING
+from services.store.artifacts import ArtifactStore, Hold
+from support.torn_disk import TornDisk
 from support.waiting import until
 from support.worlds.backup_world import CORPUS, Deployment, here, names, opened, other_redis_url, there
 
@@ -199,3 +202,29 @@ async def test_a_cancelled_backup_copies_nothing_more_and_leaves_nothing(
     await asyncio.sleep(0.2)
     assert len(reads) == read < len(LARGE) // (16 * 1024) // 2
     assert names(tmp_path) == ["here"]
+
+
+async def test_a_power_cut_at_any_moment_of_a_restore_loses_nothing_and_starts_nothing_half(
+    here: Deployment, there: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def put_and_promise(*arguments: Any) -> int:
+        stored = await put(*arguments)
+        disk.promise("keys")
+        return stored
+
+    new, old = await here.register("new"), await there.register("old")
+    await here.back_up(tmp_path / "backup.tar")
+    monkeypatch.setattr(restoring, "put", put_and_promise)
+    with TornDisk(there.store.root) as disk:
+        await restore(there.redis, there.store, opened(tmp_path / "backup.tar"), force=True)
+        disk.promise("restored")
+    for number, state in enumerate(disk.states()):
+        state.lay_out(root := tmp_path / f"state{number}")
+        aside = [one / "checkpoints" for one in root.glob(".before-restore-*")]
+        known = [one.name for place in (root / "checkpoints", *aside) for one in place.glob(f"{old.id}*")]
+        assert known == [old.id], "what stood there is lost"
+        if (root / RESTORING).exists():
+            assert "restored" not in state.promises, "`aeenc up` refuses what was restored"
+        else:
+            wanted = new if "keys" in state.promises else old
+            assert ArtifactStore(root).open("checkpoints", wanted.id), "`aeenc up` would start without its files"

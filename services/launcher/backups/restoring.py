@@ -125,9 +125,11 @@ def _place(store: ArtifactStore, staged: Path) -> str:
         if place.exists():
             make_directory(aside)
             place.rename(aside / folder)
+            sync_directory(aside)  # before another takes its name
         (staged / folder).rename(place)
     sync_directory(store.root)
-    staged.rmdir()
+    staged.rmdir()  # only now may the fleet start
+    sync_directory(store.root)
     return str(aside) if aside.exists() else ""
 
 
