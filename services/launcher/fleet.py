@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -139,9 +139,8 @@ class Fleet:
             if (self.artifacts / RESTORING).exists():
                 raise errors.FailedPrecondition(f"a restore of {self.home} broke off; run it again with --force")
             running, targets = self._make_way(options, say)
-            names = ["redis", *SERVICES, *options.optional]
-            url = options.redis_url
-            for name in names:
+            names, url = [*SERVICES, *options.optional], options.redis_url
+            for name in ["redis", *names]:
                 if name == "redis":
                     url = url or (self.redis_url() if name in running else "")
                     if not options.redis_url and name not in running:
@@ -151,7 +150,7 @@ class Fleet:
                     say(f"starting {name}")
                     running[name] = self._start(name, options, targets, url)
                 self._note(name, options, targets, running, url)
-            asyncio.run(self._await_serving(running, targets, say))
+            asyncio.run(self._await_serving(names, running, targets, say))
         return targets
 
     def _make_way(self, options: Options, say: Say) -> tuple[dict[str, ProcessId], dict[str, str]]:
@@ -308,37 +307,30 @@ class Fleet:
                 targets[name] = f"{LOCALHOST}:{free_port(set(targets.values()))}"
         return targets
 
-    async def _await_serving(self, running: dict[str, ProcessId], targets: dict[str, str], say: Say) -> None:
-        encoder, index, sampler, trainer = (targets[name] for name in ("encoder", "index", "sampler", "trainer"))
-        async with aeenc.connect_async(
-            encoder=encoder, index=index, sampler=sampler, trainer=trainer, token=self._token, ca="", timeout_s=5.0
-        ) as client:  # no TLS here, whatever AEENC_CA says
-            for name in SERVICES:
-                await self._await_one(name, running[name], getattr(client, name).info)
-                say(f"{name} serves at {targets[name]}")
-        for name, what in (("gold", "gold oracle"), ("workbench", "workbench")):
-            if name in running:
-                async with asyncio.timeout(START_S):
-                    while not is_taken(targets[name]):
-                        self._check_alive(name, running[name])
-                        await asyncio.sleep(processes.POLL_S)
-                say(f"{what} answers at {targets[name]}")
+    async def _await_serving(
+        self, names: Sequence[str], running: dict[str, ProcessId], targets: dict[str, str], say: Say
+    ) -> None:
+        async def serves(name: str) -> bool:
+            if name not in SERVICES:
+                return is_taken(targets[name])
+            return (await getattr(client, name).info()).service.state in READY_STATES
 
-    async def _await_one(self, name: str, process: ProcessId, info: Callable[[], Awaitable[Any]]) -> None:
-        deadline = time.monotonic() + START_S
+        addresses: dict[str, Any] = {name: targets[name] for name in SERVICES}
+        async with aeenc.connect_async(**addresses, token=self._token, ca="", timeout_s=5.0) as client:  # never TLS
+            for name in names:
+                await self._await_one(name, running[name], serves)
+                say(f"{name} serves at {targets[name]}")
+
+    async def _await_one(self, name: str, process: ProcessId, serves: Callable[[str], Awaitable[bool]]) -> None:
+        deadline, log = time.monotonic() + START_S, self._log(name)
         while time.monotonic() < deadline:
-            self._check_alive(name, process)
+            if not process.alive:
+                raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
             with contextlib.suppress(errors.Unavailable, errors.DeadlineExceeded):
-                if (await info()).service.state in READY_STATES:
+                if await serves(name):
                     return
             await asyncio.sleep(processes.POLL_S)
-        log = self._log(name)
         raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
-
-    def _check_alive(self, name: str, process: ProcessId) -> None:
-        if not process.alive:
-            log = self._log(name)
-            raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
 
     def _read(self) -> dict[str, Any]:
         """Reads the record of this home. Raises NewerFormat, or FailedPrecondition for one that cannot be read."""

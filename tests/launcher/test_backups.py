@@ -28,7 +28,7 @@ from services.launcher.backups.restoring import restore
 from services.launcher.fleet import RESTORING, Fleet, Options
 from services.store.artifacts import ArtifactStore
 from services.store.formats import NewerFormat
-from support.worlds.backup_world import CORPUS, Deployment, here, opened, other_redis_url, there
+from support.worlds.backup_world import CORPUS, Deployment, here, names, opened, other_redis_url, there
 
 __all__ = ["here", "other_redis_url", "there"]
 
@@ -256,6 +256,7 @@ async def test_a_second_backup_takes_neither_the_place_of_a_first_nor_its_turn(h
     assert sorted(type(one).__name__ for one in both) == ["FailedPrecondition", "Made"]
     with pytest.raises(errors.AlreadyExists, match="exists; name a new file"):
         await here.back_up(tmp_path / "backup.tar")
+    assert names(tmp_path) == ["backup.tar"], "nor does it leave anything"
 
 
 async def test_every_damaged_file_is_named(here: Deployment, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -171,6 +172,14 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
         assert "AEENC_TRAINER_BASE_MODEL" in caught.value.message
     finally:
         fleet.down()
+
+
+def test_an_oracle_that_does_not_listen_in_time_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fleet_module, "START_S", 0.1)
+    monkeypatch.setattr(fleet_module, "SERVICES", ())
+    running, nobody = {"gold": ProcessId.of(os.getpid())}, {"gold": f"127.0.0.1:{free_port(set())}"}
+    with pytest.raises(errors.Unavailable, match=r"gold does not serve after 0 s; .*gold\.log says:"):
+        asyncio.run(Fleet(tmp_path)._await_serving(["gold"], running, nobody, print))
 
 
 def test_only_one_up_works_on_a_home_at_a_time(tmp_path: Path):

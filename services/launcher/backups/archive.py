@@ -84,8 +84,6 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
     with lock:
         if not try_lock(lock):
             raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it")
-        if os.path.lexists(target):
-            raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
         try:
             with _new_tar(target, place) as writer:
                 yield writer
@@ -101,6 +99,8 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
 
 @contextmanager
 def _new_tar(target: Path, place: Path) -> Iterator[BackupWriter]:
+    if os.path.lexists(target):
+        raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
     with _writing(target):
         file = place.open("wb")
     try:
