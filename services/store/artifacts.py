@@ -243,16 +243,20 @@ class ArtifactStore:
     ) -> Artifact:
         """Opens an artifact, checking names, sizes and (with `full`) hashes against its manifest.
 
-        Raises NotFound when there is none, DataLoss with the name of the file that differs from the manifest,
-        NewerFormat when a newer release has written it.
+        Raises NotFound when there is none, or no longer, DataLoss with the name of the file that differs from the
+        manifest, NewerFormat when a newer release has written it.
         """
-        artifact = self._described(folder, artifact_id, expected_manifest_sha256)
-        directory = artifact.path
-        for name, entry in artifact.files.items():
-            _check_file(directory / name, entry, hashed=verify == "full")
-        extra = {entry.name for entry in directory.iterdir()} - set(artifact.files) - {MANIFEST}
+        try:
+            artifact = self._described(folder, artifact_id, expected_manifest_sha256)
+            for name, entry in artifact.files.items():
+                _check_file(artifact.path / name, entry, hashed=verify == "full")
+            extra = {entry.name for entry in artifact.path.iterdir()} - set(artifact.files) - {MANIFEST}
+        except (errors.DataLoss, FileNotFoundError):
+            if not self.path(folder, artifact_id).is_dir():  # deleted meanwhile
+                raise self._missing(folder, artifact_id) from None
+            raise
         if extra:
-            raise errors.DataLoss(f"{directory / min(extra)} is not in the manifest; remove it")
+            raise errors.DataLoss(f"{artifact.path / min(extra)} is not in the manifest; remove it")
         return artifact
 
     def described(self, folder: str, artifact_id: str) -> Artifact:

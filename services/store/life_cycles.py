@@ -342,12 +342,12 @@ class LifeCycles:
         """
         key = self._keys.events(work_id)
         answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
-        for _, values in answer[0][1] if answer else []:
+        entries = []
+        for entry_id, values in answer[0][1] if answer else []:
             check_format(values, FORMAT_VERSION, f"an event of {self._noun} {work_id}")
-        return [
-            Entry(int(entry_id.partition("-")[0]), datetime.fromisoformat(values["at"]), values)
-            for entry_id, values in (answer[0][1] if answer else [])
-        ]
+            at = datetime.fromisoformat(values["at"])
+            entries.append(Entry(int(entry_id.partition("-")[0]), at, values))
+        return entries
 
     async def follow(self, work_id: str, from_seq: int) -> AsyncIterator[Entry]:
         """The events from a sequence number on, until the work has ended and all its events were read."""

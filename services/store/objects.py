@@ -222,24 +222,23 @@ class CachedStore(ArtifactStore):
         """Copies an artifact to the bucket, its manifest last. Repeating it changes nothing."""
         artifact = super().open(folder, artifact_id, verify="size")
         key = f"{folder}/{artifact_id}"
-        there = self.bucket.sizes(key)
-        if f"{key}/{MANIFEST}" in there and self._adopt(artifact, key):
-            self._mark(artifact.path)
-            return super().open(folder, artifact_id, verify="size")
-        for name, entry in artifact.files.items():
-            self.bucket.upload(artifact.path / name, f"{key}/{name}", entry)
-        self.bucket.write(f"{key}/{MANIFEST}", (artifact.path / MANIFEST).read_bytes())
+        if not self._adopt(artifact, key):
+            for name, entry in artifact.files.items():
+                self.bucket.upload(artifact.path / name, f"{key}/{name}", entry)
+            self.bucket.write(f"{key}/{MANIFEST}", (artifact.path / MANIFEST).read_bytes())
+            log.info("uploaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes)
         self._mark(artifact.path)
-        log.info("uploaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes)
         self._evict(keep=artifact_id)
-        return artifact
+        return super().open(folder, artifact_id, verify="size")
 
     def _adopt(self, artifact: Artifact, key: str) -> bool:
         """Takes over the manifest of an equal artifact that somebody has pushed before: one id, one manifest."""
-        manifest, there = artifact.path / MANIFEST, self.bucket.sizes(key)
-        content = self.bucket.read(f"{key}/{MANIFEST}")
+        manifest = artifact.path / MANIFEST
+        if (content := self.bucket.read(f"{key}/{MANIFEST}")) is None:
+            return False
+        there = self.bucket.sizes(key)
         sizes = {name: there.get(f"{key}/{name}", (-1, None))[0] for name in artifact.files}
-        if content is None or sizes != {name: entry.size_bytes for name, entry in artifact.files.items()}:
+        if sizes != {name: entry.size_bytes for name, entry in artifact.files.items()}:
             return False
         if not same_content(content, manifest.read_bytes()):
             log.warning("a damaged artifact is replaced", url=self.bucket.url, key=key)
@@ -386,9 +385,10 @@ class CachedStore(ArtifactStore):
         with self._looking:
             fetching = self._fetching.setdefault(self.path(folder, artifact_id), threading.Lock())
         with fetching:
-            if self._is_here(folder, artifact_id):
+            with contextlib.suppress(FileNotFoundError):
                 os.utime(self.path(folder, artifact_id) / MANIFEST)  # its last use
-            elif (manifest := self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}")) is not None:
+                return
+            if (manifest := self.bucket.read(f"{folder}/{artifact_id}/{MANIFEST}")) is not None:
                 self._fetch(folder, artifact_id, manifest)
 
     def _fetch(self, folder: str, artifact_id: str, manifest: bytes) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from aeenc import errors
 from services.corpus.active import moving, read_active
-from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore
+from services.store import artifacts
+from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, read_manifest
 from services.store.files import atomic_write
 
 FOLDER = "checkpoints"
@@ -227,6 +228,22 @@ def test_a_deleted_artifact_is_gone_and_can_be_committed_again(artifact_store: A
     with pytest.raises(errors.NotFound):
         artifact_store.delete(FOLDER, artifact.id)
     assert commit(artifact_store, {"a": "one"}).id == artifact.id
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_an_artifact_that_is_deleted_while_it_is_opened_is_not_there_and_not_damaged(
+    artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    made = commit(artifact_store, {"weights": "1"})
+
+    def read(path: Path, expected: str | None) -> Artifact:
+        read_first = read_manifest(path, expected) if is_read else None
+        artifact_store.delete(FOLDER, made.id)
+        return read_first or read_manifest(path, expected)
+
+    monkeypatch.setattr(artifacts, "read_manifest", read)
+    with pytest.raises(errors.NotFound, match="a listing shows what there is"):
+        artifact_store.open(FOLDER, made.id)
 
 
 def test_a_sweep_removes_what_killed_writers_left_and_nothing_else(artifact_store: ArtifactStore) -> None:
