@@ -440,7 +440,5 @@ def run(build: Callable[[], GrpcServer]) -> None:
 
     try:
         uvloop.run(main())
-    except errors.InvalidArgument as error:
-        raise SystemExit(f"{error.message}") from None
     except errors.AeencError as error:
         raise SystemExit(f"the service stopped: {error.message}") from None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -132,7 +133,7 @@ async def test_a_message_that_a_reader_gave_up_on_goes_to_the_next_reader() -> N
         while (message := await sent.get()) != "end":
             yield message
 
-    requests = RequestStream(source())
+    requests = RequestStream(source(), AsyncMock(), lambda _: None)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(requests), 0.01)
     for message in ("one", "two", "end"):

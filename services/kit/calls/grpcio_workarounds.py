@@ -27,14 +27,11 @@ class RequestStream:
     def __init__(
         self,
         source: AsyncIterator[Any],
-        check: Callable[[Any], None] = lambda _: None,
+        ready: Callable[[], Awaitable[None]],
+        check: Callable[[Any], None],
         confirm: Callable[[], Awaitable[None]] | None = None,
-        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._source = source
-        self._check = check
-        self._confirm = confirm
-        self._ready = ready
+        self._source, self._ready, self._check, self._confirm = source, ready, check, confirm
         self._read: asyncio.Future[Any] | None = None
 
     def __aiter__(self) -> RequestStream:
@@ -42,8 +39,7 @@ class RequestStream:
 
     async def __anext__(self) -> Any:
         if self._read is None:
-            if self._ready is not None:
-                await self._ready()
+            await self._ready()
             self._read = asyncio.ensure_future(anext(self._source))
             self._read.add_done_callback(observe_failure)  # when the call ends, nobody awaits the last read
         try:

@@ -153,8 +153,8 @@ class CallHandlers(grpc.GenericRpcHandler):
         async def answer(request: Any, context: Any) -> Any:
             call = _begin(context)
             if method.sends_stream:
-                ready, confirm = partial(self._make_room, call), partial(context.send_initial_metadata, ())
-                request = RequestStream(request, partial(_look, call), confirm, ready)
+                confirm = partial(context.send_initial_metadata, ())
+                request = RequestStream(request, partial(self._make_room, call), partial(_look, call), confirm)
             try:
                 self._admit(call, request)
                 with self._lasting(call) if method.lasts else contextlib.nullcontext():
@@ -172,7 +172,7 @@ class CallHandlers(grpc.GenericRpcHandler):
         async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
             call = _begin(context)
             if method.sends_stream:
-                request = RequestStream(request, partial(_look, call), ready=partial(self._make_room, call))
+                request = RequestStream(request, partial(self._make_room, call), partial(_look, call))
             try:
                 self._admit(call, request)
                 with self._lasting(call):
