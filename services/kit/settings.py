@@ -346,13 +346,6 @@ class RedisSettings(ServiceSettings):
 
     def redis(self) -> dict[str, Any]:
         """Options of `services.store.redis.connect` beside the URL."""
-        secrets = {"password": self.redis_password, "sentinel_password": self.redis_sentinel_password}
-        return {
-            **{name: secret.get_secret_value() if secret else None for name, secret in secrets.items()},
-            "password_file": self.redis_password_file,
-            "ca": self.redis_ca,
-            "cert": self.redis_cert,
-            "key": self.redis_key,
-            "replicas": self.redis_replicas,
-            "replicas_s": self.redis_replicas_s,
-        }
+        given = {name.removeprefix("redis_"): value for name, value in self if name.startswith("redis_")}
+        del given["url"]
+        return {name: one.get_secret_value() if isinstance(one, SecretStr) else one for name, one in given.items()}

@@ -33,6 +33,7 @@ from aeenc.cli.output import EndedBadly, Output, metrics_table, table
 from aeenc.evaluation import Gold, gold_of
 from aeenc.trees import Dataset, Tree, draw
 from services.launcher.fleet import Fleet, Options
+from services.launcher.processes import comes_true
 from services.store.files import atomic_write, sha256_of
 
 CORPUS = "demo"
@@ -84,11 +85,8 @@ class SwapWatch:
 
     def await_version(self, version: str, timeout_s: float) -> float:
         """Waits until a version has answered; returns when, on the monotonic clock. Raises DeadlineExceeded."""
-        deadline = time.monotonic() + timeout_s
-        while version not in self.first_answer_at:
-            if time.monotonic() > deadline:
-                raise errors.DeadlineExceeded(f"{version} has not answered {timeout_s:.0f} s after its publication")
-            time.sleep(0.01)
+        if not comes_true(lambda: version in self.first_answer_at, timeout_s):
+            raise errors.DeadlineExceeded(f"{version} has not answered {timeout_s:.0f} s after its publication")
         return self.first_answer_at[version]
 
     async def _call(self) -> None:

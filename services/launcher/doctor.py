@@ -14,6 +14,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -173,13 +174,11 @@ async def _redis(fleet: Fleet) -> list[Finding]:
     except (ValidationError, errors.InvalidArgument) as error:
         return [Finding("redis", "wrong", getattr(error, "message", str(error)), f"mend what begins with {prefix}")]
     try:
-        async with unavailable_if_down(f"ask {address(url)}"):
+        async with aclosing(redis), unavailable_if_down(f"ask {address(url)}"):
             await redis.ping()
             assurance = await assess(redis)
     except errors.Unavailable as error:
         return [Finding("redis", "wrong", error.message, "start it; `aeenc up` starts a private one")]
-    finally:
-        await redis.aclose()
     found = [Finding("redis", "ok", f"Redis answers at {address(url)}")]
     found += [Finding("redis", "wrong", doubt, remedy) for doubt, remedy in assurance.doubts]
     if assurance.untold:

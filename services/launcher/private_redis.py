@@ -14,9 +14,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from aeenc import errors
+from services.launcher.processes import comes_true
 from services.store.files import try_lock
 
 START_TIMEOUT_S = 10.0
@@ -66,19 +66,12 @@ def start_private_redis(directory: Path, *, start_new_session: bool = False) -> 
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK).open("ab") as lock:  # the server inherits it, and the kernel frees it when that has ended
-        _take(lock, directory)
-        return _started(directory, lock.fileno(), start_new_session=start_new_session)
-
-
-def _take(lock: BinaryIO, directory: Path) -> None:
-    deadline = time.monotonic() + LOCK_S
-    while not try_lock(lock):
-        if time.monotonic() >= deadline:
+        if not comes_true(lambda: try_lock(lock), LOCK_S):
             raise errors.FailedPrecondition(
                 f"a redis-server that no fleet file knows has the data of {directory}; end it (`pgrep -f "
                 "redis-server` lists them), then try again"
             )
-        time.sleep(0.05)
+        return _started(directory, lock.fileno(), start_new_session=start_new_session)
 
 
 def _started(directory: Path, lock: int, *, start_new_session: bool) -> PrivateRedis:

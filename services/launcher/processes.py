@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,11 +77,19 @@ def end(processes: Sequence[ProcessId], timeout_s: float) -> None:
     """Asks processes to end, waits, and kills the rest."""
     for process in processes:
         process.signal(signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while any(process.alive for process in processes) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    comes_true(lambda: not any(process.alive for process in processes), timeout_s)
     for process in processes:
         process.signal(signal.SIGKILL)
+
+
+def comes_true(condition: Callable[[], bool], patience_s: float) -> bool:
+    """Waits until a condition is true. False when it is not in time."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def tail(log: Path) -> str:
@@ -105,12 +113,7 @@ def free_port(chosen: set[str]) -> int:
 
 def becomes_free(target: str) -> bool:
     """Waits a moment until nobody listens at `target`: the threads of a killed process hold its port. False: taken."""
-    deadline = time.monotonic() + RELEASE_S
-    while is_taken(target):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
+    return comes_true(lambda: not is_taken(target), RELEASE_S)
 
 
 def is_taken(target: str) -> bool:

@@ -418,7 +418,7 @@ def _hash_and_sync(path: Path) -> FileEntry:
         raise errors.InvalidArgument(f"{path} is not a regular file; an artifact holds plain files only")
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return FileEntry(sha256_of(path), path.stat().st_size)
+        return copied(file, None)
 
 
 def same_content(one: bytes, other: bytes) -> bool:

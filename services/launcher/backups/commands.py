@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,6 +141,8 @@ async def _stores(
     home: Path | None, url: str, artifacts: Path | None, *, is_stopped: bool
 ) -> AsyncIterator[tuple[Redis, ArtifactStore]]:
     """Opens the stores that the options name; AEENC_REDIS_PASSWORD_FILE, _CA and so on say what else a Redis needs."""
+    from services.store.redis import connect
+
     if bool(url) != (artifacts is not None):
         raise InvalidArgument("--redis and --artifacts name one deployment; give both, or --home alone")
     if artifacts is not None:
@@ -152,7 +154,7 @@ async def _stores(
             options = RedisSettings(_env_prefix="AEENC_").redis()
         except ValidationError as error:
             raise InvalidArgument("; ".join(f"AEENC_…: {one['msg']}" for one in error.errors())) from None
-        async with _connected(url, **options) as redis:
+        async with aclosing(connect(url, **options)) as redis:
             yield redis, ArtifactStore(artifacts)
         return
     fleet = Fleet(home or default_home())
@@ -161,19 +163,8 @@ async def _stores(
     if not is_stopped and fleet.options() is None:
         raise InvalidArgument(f"{fleet.home} is no home of `aeenc up`; name one, or give --redis and --artifacts")
     with fleet.with_redis() as known:
-        async with _connected(known) as redis:
+        async with aclosing(connect(known)) as redis:
             yield redis, ArtifactStore(fleet.artifacts)
-
-
-@asynccontextmanager
-async def _connected(url: str, **options: Any) -> AsyncIterator[Redis]:
-    from services.store.redis import connect
-
-    redis = connect(url, **options)
-    try:
-        yield redis
-    finally:
-        await redis.aclose()
 
 
 def _table(fields: Mapping[str, Any]) -> Table:
