@@ -300,6 +300,7 @@ class GrpcServer:
         self.readiness.draining()
         await asyncio.sleep(delay_s)
         self._is_closing = True
+        self._health.end()
         if self._server is not None:
             await self._server.stop(self.settings.drain_s if grace_s is None else grace_s)
         await cancel_all(list(self._tasks))

@@ -140,6 +140,19 @@ async def test_a_delayed_drain_is_unhealthy_at_once_and_still_takes_calls_of_new
     await gone.close()
 
 
+async def test_a_watch_of_health_does_not_hold_up_a_drain() -> None:
+    server, _ = build(drain_s=60.0)
+    await server.start()
+    await until(lambda: server.readiness.healthy)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", OWN_CONNECTION) as channel:
+        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
+        told = [await anext(watch)]
+        await asyncio.wait_for(server.stop(), 20)
+        told += [answer async for answer in watch]
+    kinds = health_pb2.HealthCheckResponse
+    assert [answer.status for answer in told] == [kinds.SERVING, kinds.NOT_SERVING]
+
+
 async def test_a_failed_start_waits_for_no_delay() -> None:
     server, _ = build(drain_delay_s=60.0)
 
