@@ -9,6 +9,7 @@ from typing import NamedTuple
 import onnxruntime as ort
 
 from aeenc.errors import FailedPrecondition
+from services.devices import check_one_build
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = Path("/dev")
@@ -31,12 +32,14 @@ def providers_of(service: str, device: str, gpu_bytes: int = 0, *, or_cpu: bool 
     """Returns onnxruntime's execution providers for `auto`, `cpu`, `cuda` or `cuda:N`, the preferred one first.
 
     It opens a session to see: without a working driver, a build with CUDA computes on the CPU and says nothing. Raises
-    FailedPrecondition for `cuda` when sessions would not be there, unless a CPU will do (`or_cpu`). `gpu_bytes` bounds
+    FailedPrecondition for `cuda` when sessions would not be there, unless a CPU will do (`or_cpu`), and where two builds of
+    onnxruntime are installed. `gpu_bytes` bounds
     their memory (0: no bound).
     """
     is_must, setting = device != "auto" and not or_cpu, f"AEENC_{service.upper()}_DEVICE"
     if device == "cpu":
         return Placement([CPU])
+    check_one_build("onnxruntime", "onnxruntime-gpu", asked=f"{setting}={device}")
     if CUDA not in ort.get_available_providers():
         reason = f"this onnxruntime has no CUDA; install the extra {service}-gpu"
         if is_must:

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 from aeenc.v1 import encoder_pb2_grpc
-from services.devices import check_one_build
 from services.encoder.batching.admission import CPU_QUEUED_TOKENS, GPU_QUEUED_TOKENS, Admission, CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.breaker import Breaker
@@ -110,8 +109,6 @@ def build(settings: EncoderSettings) -> GrpcServer:
 
 def _options(settings: EncoderSettings) -> tuple[LoadOptions, int, str]:
     """Returns how models are loaded, by how many workers they compute, and why not on the CUDA that was installed."""
-    if settings.device != "cpu":
-        check_one_build("onnxruntime", "onnxruntime-gpu", asked=f"AEENC_ENCODER_DEVICE={settings.device}")
     torch_device = reason = ""
     if settings.runtime == "torch":
         torch_device, reason = torch_device_of(settings.device, settings.gpu_bytes)

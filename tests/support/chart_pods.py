@@ -224,6 +224,8 @@ class Cluster:
             return str(self._ports[one.name, int(text)])
         if variable.endswith("_DEVICE"):
             return "cpu"
+        if variable.endswith("_BASE_PRECISION"):
+            return "float32"  # float16 is for a GPU
         text = re.sub(r"(?:dns:///)?([a-z0-9-]+:\d+)\b", lambda m: self._addresses.get(m[1], m[0]), text)
         text = re.sub(
             r"\b(0\.0\.0\.0|localhost):(\d+)",
