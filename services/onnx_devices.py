@@ -32,9 +32,8 @@ def providers_of(service: str, device: str, gpu_bytes: int = 0, *, or_cpu: bool 
     """Returns onnxruntime's execution providers for `auto`, `cpu`, `cuda` or `cuda:N`, the preferred one first.
 
     It opens a session to see: without a working driver, a build with CUDA computes on the CPU and says nothing. Raises
-    FailedPrecondition for `cuda` when sessions would not be there, unless a CPU will do (`or_cpu`), and where two builds of
-    onnxruntime are installed. `gpu_bytes` bounds
-    their memory (0: no bound).
+    FailedPrecondition for `cuda` when sessions would not be there, unless a CPU will do (`or_cpu`), and where two
+    builds of onnxruntime are installed. `gpu_bytes` bounds their memory (0: no bound).
     """
     is_must, setting = device != "auto" and not or_cpu, f"AEENC_{service.upper()}_DEVICE"
     if device == "cpu":
