@@ -74,7 +74,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any
     ) -> trainer_pb2.ListCheckpointsResponse:
-        tandems = {tandem.version: tandem for tandem in await self._tandems.all()}
+        tandems = {tandem.version: tandem for tandem in await self._tandems.all(readable=True)}
         page, token = await self._page(
             request.page_size,
             request.page_token,

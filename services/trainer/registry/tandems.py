@@ -33,6 +33,7 @@ from services.store.artifacts import ArtifactStore
 from services.store.formats import check_format, known_fields, unknown_fields
 from services.store.redis import Leases, key_prefix, raising_unavailable
 from services.store.registry import LabelRow, Registry
+from services.store.registry_rows import read_all
 from services.store.requests import Request
 from services.trainer.registry.operator_models import STABLE, OperatorModels
 from services.trainer.registry.rollout import Publication, await_all
@@ -91,9 +92,9 @@ class Tandems:
         record = await self._redis.hget(self._key, version)
         return _tandem(record) if record else None
 
-    async def all(self) -> list[Tandem]:
-        """Reads all tandems."""
-        return [_tandem(record) for record in await self._redis.hvals(self._key)]
+    async def all(self, *, readable: bool = False) -> list[Tandem]:
+        """Reads all tandems; `readable` as in `CheckpointRegistry.all`."""
+        return read_all(_tandem, await self._redis.hvals(self._key), readable=readable)
 
     async def remove(self, version: str) -> None:
         """Forgets the tandem of a query encoder, if it has one."""

@@ -18,6 +18,7 @@ from aeenc import Channel, RegistryClient, TrainerClient, errors
 from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.store.formats import NewerFormat
+from services.store.life_cycles import WorkKeys
 from services.store.redis import connect, key_prefix, once_redis_answers
 from services.store.registry import Registry
 from services.trainer.__main__ import build
@@ -189,7 +190,7 @@ async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not():
         await once_redis_answers(call, 0.0)
 
 
-@pytest.mark.parametrize("newer", ["manifest", "checkpoint", "stable", "canary"])
+@pytest.mark.parametrize("newer", ["manifest", "checkpoint", "stable", "canary", "tandem", "deleted job"])
 async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concerns(
     space: Space, settings: dict[str, Any], redis_url: str, namespace: str, registry: Registry, newer: str
 ):
@@ -205,6 +206,12 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
         manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
     elif newer == "checkpoint":
         await redis.set(key, (await redis.get(key)).replace('"format_version": 1', '"format_version": 2'))
+    elif newer == "tandem":
+        await redis.hset(f"{key_prefix(namespace)}tandems", space.version, '{"format_version": 2}')
+    elif newer == "deleted job":
+        keys = WorkKeys(namespace, "job")
+        await redis.hset(keys.tombstone("j"), "format_version", 2)
+        await redis.sadd(keys.deleted, "j")
     else:
         await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{newer}", "format_version", 2)
     await redis.aclose()
@@ -215,6 +222,7 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
         assert info.default_space_id == row.space_id
         assert ("format_version 2" in info.service.state_reason) == (newer in {"manifest", "checkpoint"})
         assert [job async for job in client.list_jobs()] == []
+        assert await client.collect_garbage() == []
         assert [one.version async for one in client.list_checkpoints()] == [space.version] * (newer != "checkpoint")
         labels = {label.name async for label in RegistryClient(client.channel).list_labels()}
         assert labels == {"stable", "canary"} - {newer}
