@@ -24,7 +24,7 @@ from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Device
-from services.trainer.registry.operator_models import ModelExports, OperatorModels
+from services.trainer.registry.operator_models import OperatorModels
 from services.trainer.registry.publishing import Publisher
 from services.trainer.registry.tandems import TandemPublisher, Tandems
 from services.trainer.servicer import RegistryAdminServicer, TrainerAdminServicer, TrainerServicer
@@ -47,7 +47,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         options["fp16"] = True
     if settings.premise_precision != "float32":
         options["premise_precision"] = settings.premise_precision
-    models = OperatorModels(checkpoints, registry, ModelExports(checkpoints.store, settings.state_dir))
+    models = OperatorModels(checkpoints, registry, settings.state_dir)
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))
     data_sets = DataSets(settings.data_sets, settings.text_bytes)

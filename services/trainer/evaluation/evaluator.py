@@ -210,7 +210,7 @@ class Evaluator:
     def _checked(self, spec: EvaluationSpec) -> list[EvaluationQuery]:
         trees = [text for tree in spec.trees for text in tree.queries]
         for name, texts in (("queries", [query.text for query in spec.queries]), ("trees", trees)):
-            for start in range(0, len(texts), self.limits.items) or ([0] if name == "queries" else []):
+            for start in range(0, len(texts), self.limits.items):
                 check_texts(texts[start : start + self.limits.items], self.limits, name)
         for position, query in enumerate(spec.queries):
             if query.accessible.only_ids:

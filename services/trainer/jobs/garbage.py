@@ -271,17 +271,13 @@ async def finished_directories(jobs_dir: Path, store: JobStore) -> list[tuple[Pa
     A failed or cancelled job can be resumed, so its directory stays. Raises Unavailable if Redis is away.
     """
     finished = []
-    for directory in await run_in_thread(_directories, jobs_dir):
+    for directory in await run_in_thread(lambda: sorted(jobs_dir.glob("*/"))):
         state = await store.state(directory.name)
         if state == "SUCCEEDED":
             finished.append((directory, "its job has succeeded"))
         elif state is None and await run_in_thread(_is_old, directory):
             finished.append((directory, "no record names its job"))
     return finished
-
-
-def _directories(jobs_dir: Path) -> list[Path]:
-    return sorted(path for path in jobs_dir.iterdir() if path.is_dir()) if jobs_dir.is_dir() else []
 
 
 def _is_old(directory: Path) -> bool:

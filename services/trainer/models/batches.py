@@ -52,10 +52,9 @@ class Batches:
         types = {"token_type_ids": _padded([encoding.type_ids for encoding in encodings], 0)} if self._typed else {}
         return inputs | types
 
-    def fits(self, item: Item) -> bool:
-        """Tells whether an item fits uncut."""
-        encoding = self._tokenizer.encode(item) if isinstance(item, str) else self._tokenizer.encode(*item)
-        return not encoding.overflowing
+    def fits(self, pair: Pair) -> bool:
+        """Tells whether a pair fits uncut."""
+        return not self._tokenizer.encode(*pair).overflowing
 
     def to_json(self) -> str:
         """Serialises the tokenizer without its limits."""

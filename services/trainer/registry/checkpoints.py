@@ -55,8 +55,20 @@ class Checkpoints:
         return row
 
     async def is_intact(self, version: str) -> bool:
-        """Tells whether the store holds a version's files unharmed. Removes damaged ones: they can be made again."""
-        return await is_intact(self.store, version)
+        """Tells whether a version's files are there, each with its hash.
+
+        Removes damaged ones: they can be made again. Raises NewerFormat for those of a newer release, which stay.
+        """
+        try:
+            await asyncio.to_thread(self.store.open, FOLDER, version)
+        except NotFound:
+            log.warning("a checkpoint is gone", version=version)
+            return False
+        except DataLoss as error:
+            log.warning("a checkpoint is damaged", version=version, reason=error.message)
+            await run_in_thread(self.store.delete, FOLDER, version)  # not beside a successor that makes it again
+            return False
+        return True
 
     async def get(self, version: str) -> CheckpointRow:
         """Returns a checkpoint's row. Raises NotFound."""
@@ -128,23 +140,6 @@ def active_generation(store: ArtifactStore, corpus: str) -> str:
     if (generation := read_active(store, corpus)) is None:
         raise NotFound(f"there is no corpus {corpus!r}; build it and activate a generation")
     return generation
-
-
-async def is_intact(store: ArtifactStore, version: str) -> bool:
-    """Tells whether a version's files are there, each with its hash.
-
-    Removes damaged ones: they can be made again. Raises NewerFormat for those of a newer release, which stay.
-    """
-    try:
-        await asyncio.to_thread(store.open, FOLDER, version)
-    except NotFound:
-        log.warning("a checkpoint is gone", version=version)
-        return False
-    except DataLoss as error:
-        log.warning("a checkpoint is damaged", version=version, reason=error.message)
-        await run_in_thread(store.delete, FOLDER, version)  # not beside a successor that makes it again
-        return False
-    return True
 
 
 def is_cross_encoder(store: ArtifactStore, version: str) -> bool:

@@ -2,7 +2,7 @@
 
 A child process exports; its notes in the state directory tell the next start what was made of which source.
 
-    settings ─► base_model.find_* ─► ModelExports.version ─► Checkpoints.register ─► Registry.set_label("stable")
+    settings ─► base_model.find_* ─► OperatorModels.version ► Checkpoints.register ─► Registry.set_label("stable")
                                        │ child process           (row in Redis)        (only if none stands)
                                        └ <command>.json, <command>.result
 """
@@ -17,7 +17,6 @@ from typing import Any
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.artifacts import ArtifactStore
 from services.store.files import atomic_write, sha256_of
 from services.store.formats import NewerFormat
 from services.store.redis import once_redis_answers
@@ -29,7 +28,7 @@ from services.trainer.models.base_model import (
     find_base_model,
     find_cross_encoder,
 )
-from services.trainer.registry.checkpoints import FOLDER, Checkpoints, is_intact
+from services.trainer.registry.checkpoints import FOLDER, Checkpoints
 from services.trainer.registry.child import Child, describe_exit
 
 log = get(__name__)
@@ -39,11 +38,16 @@ STABLE = "stable"
 EXPORTER = 1  # raise it to have the next start export the cross-encoder again
 
 
-class ModelExports:
-    """Turns model directories into checkpoints, once each. It registers nothing and moves no label."""
+class OperatorModels:
+    """The models that the settings name: each is exported once, and served unless its space serves something.
 
-    def __init__(self, store: ArtifactStore, state_dir: Path) -> None:
-        self._store, self._state_dir = store, state_dir
+    `space_id` is that of the base model, the default. A cross-encoder scores a query with one premise; jobs in mode
+    CROSS_ENCODER train others.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, registry: Registry, state_dir: Path) -> None:
+        self._checkpoints, self._registry, self._state_dir = checkpoints, registry, state_dir
+        self.space_id = ""
 
     async def version(self, command: str, model: str, source: dict[str, Any], **inputs: Any) -> str:
         """Returns the checkpoint that the child's `command` makes of `source`, made now or by an earlier start.
@@ -52,9 +56,9 @@ class ModelExports:
         with the child's reason when the export fails, NewerFormat when a newer release has written the checkpoint.
         """
         path = self._state_dir / f"{command}.json"
-        done = path.with_suffix(".result")
-        request = {"artifacts_dir": str(self._store.root.resolve()), **inputs, **source}
-        if (known := self._remembered(path, done, source, inputs)) and await is_intact(self._store, known):
+        done, store = path.with_suffix(".result"), self._checkpoints.store
+        request = {"artifacts_dir": str(store.root.resolve()), **inputs, **source}
+        if (known := self._remembered(path, done, source, inputs)) and await self._checkpoints.is_intact(known):
             return known
         log.info("exporting", model=model)
         done.unlink(missing_ok=True)
@@ -62,7 +66,7 @@ class ModelExports:
         status = await Child.run(command, str(path.resolve()))
         result = json.loads(done.read_bytes()) if done.is_file() else {"error": describe_exit(status)}
         if "version" not in result:
-            raise errors.FailedPrecondition(f"cannot export the {model} into {self._store.root}: {result['error']}")
+            raise errors.FailedPrecondition(f"cannot export the {model} into {store.root}: {result['error']}")
         return str(result["version"])
 
     def _remembered(self, path: Path, done: Path, source: dict[str, Any], inputs: Collection[str]) -> str:
@@ -74,18 +78,6 @@ class ModelExports:
             return ""
         return str(json.loads(done.read_bytes()).get("version", ""))
 
-
-class OperatorModels:
-    """The models that the settings name: each is exported once, and served unless its space serves something.
-
-    `space_id` is that of the base model, the default. A cross-encoder scores a query with one premise; jobs in mode
-    CROSS_ENCODER train others.
-    """
-
-    def __init__(self, checkpoints: Checkpoints, registry: Registry, exports: ModelExports) -> None:
-        self._checkpoints, self._registry, self._exports = checkpoints, registry, exports
-        self.space_id = ""
-
     async def ensure_base_model(self, name: str, options: dict[str, Any], sha256: str = "", precision: str = "") -> str:
         """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.
 
@@ -96,7 +88,7 @@ class OperatorModels:
         directory = await asyncio.to_thread(find_base_model, name, sha256)
         source = {"directory": str(directory), "base_model": name, **options}
         try:
-            version = await self._exports.version("pretrained", f"base model {name!r}", source)
+            version = await self.version("pretrained", f"base model {name!r}", source)
             row = await once_redis_answers(lambda: self._serve(version, precision), RETRY_S)
         except NewerFormat as error:
             default = await once_redis_answers(self._registry.checkpoints.default_space, RETRY_S)
@@ -114,7 +106,7 @@ class OperatorModels:
         source = {"exporter": EXPORTER, "sha256": await asyncio.to_thread(_hashes, directory)}
         inputs = {"directory": str(directory), "base_model": name}
         try:
-            version = await self._exports.version("cross-encoder", f"cross-encoder {name!r}", source, **inputs)
+            version = await self.version("cross-encoder", f"cross-encoder {name!r}", source, **inputs)
             await once_redis_answers(lambda: self._serve(version), RETRY_S)
         except NewerFormat as error:
             return _left_alone("cross-encoder", error)

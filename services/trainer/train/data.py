@@ -50,13 +50,9 @@ class Units:
 
     def __init__(self, owners: Numbers, lengths: Numbers, batching: Batching) -> None:
         """`lengths` has one entry for each example, in tokens."""
-        if batching == "ITEMS":
-            self._starts = np.arange(len(owners) + 1)
-            self._lengths = lengths[owners]
-        else:
-            queries, starts = np.unique(owners, return_index=True)
-            self._starts = np.append(starts, len(owners))
-            self._lengths = lengths[queries]
+        unit_of = np.arange(len(owners)) if batching == "ITEMS" else owners
+        _, starts = np.unique(unit_of, return_index=True)
+        self._starts, self._lengths = np.append(starts, len(owners)), lengths[owners[starts]]
 
     def __len__(self) -> int:
         return len(self._lengths)

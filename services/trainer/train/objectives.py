@@ -266,7 +266,7 @@ class PositivesObjective(PairObjective):
         return self._formula(batch.scores[batch.rows], positive, masked, guide, self._config), batch.penalty
 
 
-class AnalogyObjective(ItemObjective):
+class AnalogyObjective(PairObjective):
     """Analogies a : b :: c : d of questions and answers of one class (Diallo et al. 2019), as quadruples.
 
     Prototypes a : b are correct pairs, drawn once for each class. With another question of the class they make
@@ -279,17 +279,11 @@ class AnalogyObjective(ItemObjective):
         super().__init__(data, items)
 
     def _terms(self, encoders: Encoders[QueryEncoder], numbers: Numbers) -> tuple[Tensor, Tensor]:
-        examples, rows = np.unique(self._items[numbers][:, [0, 2]], return_inverse=True)
-        ordinals, columns = np.unique(self._items[numbers][:, [1, 3]], return_inverse=True)
-        vectors = self._queries.encode(encoders.query, examples.tolist())
-        premises = self._premises.encode(encoders, ordinals)
-        question, other = torch.from_numpy(rows.reshape(-1, 2)).unbind(1)
-        answer, others_answer = torch.from_numpy(columns.reshape(-1, 2)).unbind(1)
-        holds = torch.from_numpy(self._holds[numbers]).to(vectors.device)
-        prototype = vectors[other], premises[others_answer]
-        loss = self._formula(prototype, (vectors[question], premises[answer]), holds, self._config)
-        penalty = self._queries.drift_penalty(vectors, examples.tolist())
-        return loss, penalty + self._premises.drift_penalty(premises, ordinals)
+        batch = self._batch(encoders, self._items[numbers].reshape(-1, 2))  # two pairs of each quadruple
+        questions, answers = batch.vectors[batch.rows], batch.premises[batch.columns[:, 0]]
+        holds = torch.from_numpy(self._holds[numbers]).to(questions.device)
+        prototypes, pairs = ((questions[place::2], answers[place::2]) for place in (1, 0))
+        return self._formula(prototypes, pairs, holds, self._config), batch.penalty
 
 
 OBJECTIVES: Mapping[Over, Callable[[LossData], Objective]] = {

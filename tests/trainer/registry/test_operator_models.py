@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Child
-from services.trainer.registry.operator_models import EXPORTER, ModelExports
+from services.trainer.registry.operator_models import EXPORTER, OperatorModels
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_cross_encoders import PAIRS, Exported, reference, take_head, write_tiny_cross_encoder
 from support.waiting import until
@@ -229,6 +230,11 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
         await client.channel.close()
 
 
+def models_in(store: ArtifactStore, state_dir: Path) -> OperatorModels:
+    """Models of a trainer without a registry."""
+    return OperatorModels(Checkpoints(store, Mock()), Mock(), state_dir)
+
+
 async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_path: Path):
     store = ArtifactStore(tmp_path)
     with store.writer("checkpoint", "checkpoints") as writer:
@@ -239,7 +245,7 @@ async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_pa
     (tmp_path / "pretrained.json").write_text("{}")
     (tmp_path / "pretrained.result").write_text(json.dumps({"version": version}))
     with pytest.raises(NewerFormat, match="format_version 2"):
-        await ModelExports(store, tmp_path).version("pretrained", "base model", {})
+        await models_in(store, tmp_path).version("pretrained", "base model", {})
     assert manifest.is_file(), "a newer release may want it"
 
 
@@ -251,7 +257,7 @@ async def test_a_setting_that_is_taken_back_or_changed_exports_the_model_again(
     request = {"artifacts_dir": "elsewhere", "directory": "moved", **source}
     (tmp_path / "pretrained.json").write_text(json.dumps(request))
     (tmp_path / "pretrained.result").write_text(json.dumps({"version": space.version}))
-    exports = ModelExports(space.store, tmp_path)
+    exports = models_in(space.store, tmp_path)
     assert await exports.version("pretrained", "base model", source, directory="here") == space.version
     started = RuntimeError("a child exports")
 
