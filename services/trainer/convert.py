@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ def from_config(message: trainer_pb2.JobConfig) -> tuple[JobConfig, list[Evaluat
             given[field.name] = float(f"{value:.7g}")
         elif field.message_type is None:
             given[field.name] = tuple(value) if field.is_repeated else value
-    return JobConfig.of(given), list(map(_query, message.validation))
+    return JobConfig.of(given), _queries(message.validation)
 
 
 def to_job(job: Job) -> trainer_pb2.Job:
@@ -122,8 +123,8 @@ async def from_evaluate_requests(
     whole = bounded(requests, max_bytes, "queries", "evaluate in parts")
     async for request in opened_by("config", whole):
         config = config or request.config
-        queries.extend(map(_query, request.queries))
-        training.extend(map(_query, request.training))
+        queries += await asyncio.to_thread(_queries, request.queries)
+        training += await asyncio.to_thread(_queries, request.training)
         trees.extend(GoldTree(one.hypothesis, tuple(one.intermediates), tuple(one.leaves)) for one in request.trees)
         nodes += sum(1 + len(one.intermediates) for one in request.trees)
         gold += sum(len(one.premises) for sent in (request.queries, request.training) for one in sent)
@@ -222,6 +223,10 @@ def _written(field: Any, value: Any) -> Any:
     if field.is_repeated:
         return [one if isinstance(one, Message) else _message(kind, one) for one in value]
     return _message(kind, value)
+
+
+def _queries(messages: Iterable[types_pb2.GoldQuery]) -> list[EvaluationQuery]:
+    return list(map(_query, messages))
 
 
 def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -69,7 +70,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request_iterator: AsyncIterator[trainer_pb2.EvaluateRequest], context: Any
     ) -> trainer_pb2.EvaluateResponse:
         read = partial(from_evaluate_requests, request_iterator, MAX_QUERIES, MAX_GOLD, MAX_BYTES)
-        return trainer_pb2.EvaluateResponse(report=to_report(await self._evaluator.evaluate(read)))
+        report = await asyncio.to_thread(to_report, await self._evaluator.evaluate(read))
+        return trainer_pb2.EvaluateResponse(report=report)
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Any

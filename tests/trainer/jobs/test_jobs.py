@@ -6,7 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.corpus.active import read_active
 from services.corpus.generation import folder_of
+from services.trainer import convert, servicer
 from services.trainer.jobs.pair_sources import SampledPairs
 from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, TrainerWorld
 
@@ -154,8 +156,16 @@ async def test_the_trainer_keeps_answering_while_it_evaluates_as_served(world: T
         asked.append(options)
         return await encode(self, texts, **options)
 
+    def elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (threads.append(threading.get_ident()), work(*given))[1]
+
+    threads: list[int] = []
+    monkeypatch.setattr(convert, "_query", elsewhere(convert._query))
+    monkeypatch.setattr(servicer, "to_report", elsewhere(servicer.to_report))
     monkeypatch.setattr(EncoderClient, "encode", noted)
     report = await world.trainer.evaluate(world.corpus, queries)
+    assert len(threads) == len(VALIDATION) + 1
+    assert threading.get_ident() not in threads, "thousands of queries and ranks take a second"
     assert {options["precision"] for options in asked} == {"float32"}
     assert asked[0]["label"] == "stable", "named, so that an evaluation is no traffic for a canary"
     assert (report.queries, report.candidates) == (len(VALIDATION), len(FACTS))
