@@ -1,12 +1,16 @@
-"""Measures what GPUs are for: the encoder in half precision beside others, float32 on the card, a step of training.
+"""Measures what GPUs are for, in parts of at most three minutes: encoder, training, exact search, beside others.
 
-    python -m benchmarks.encoder.gpu [--model DIR] [--only encoder|float32|training|others] [--rounds 7]
+    python -m benchmarks.encoder.gpu [--only PART ...] [--again] [--model DIR] [--device cpu --share .001 --side 256]
 
-DIR is a sentence-transformers directory with mean pooling. Without it, a model of MiniLM's shape is made up, with
-weights from a seed, which change no speed. The script needs torch with CUDA, transformers, tokenizers, structlog,
-prometheus-client and opentelemetry-api, the SDK (`PYTHONPATH=clients/python` will do), sentence-transformers as a
-rival, and onnxruntime with CUDA for its row. Without a GPU every row says that it was not measured; `--device cpu`
-tries the script.
+A part that ran on a card as a whole is kept in docs/results/gpu/PART.json (or below AEENC_BENCH_RESULTS), and is not
+measured again without `--again`. One that fails leaves the others; what is still owed is listed at the end. DIR is a
+sentence-transformers directory with mean pooling. Without it, a model of MiniLM's shape is made up, with weights from
+a seed, which change no speed.
+
+The script needs torch with CUDA, transformers, tokenizers, uvloop, structlog, prometheus-client and opentelemetry-api,
+the SDK (`PYTHONPATH=clients/python` will do), and sentence-transformers as a rival. Parts that lack something say so:
+`index` and `onnxruntime` need onnxruntime with CUDA, `index-torch` any onnxruntime, all searches faiss and onnx.
+`--device cpu` tries the script, with a `--share` of all texts, rows and layers; the bars of a card do not hold there.
 
 All encoders turn the same texts into vectors in memory, tokenizing included, by turns; medians count.
 """
@@ -16,25 +20,26 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn, optim
 
-from aeenc.errors import AeencError
 from benchmarks.encoder.gpu_encoders import (
     MAX_TOKENS,
     Encode,
+    by_turns,
     open_model,
     ours,
     ours_in_onnxruntime,
@@ -42,7 +47,9 @@ from benchmarks.encoder.gpu_encoders import (
     sentence_transformers,
     tokenizer_of,
 )
-from benchmarks.harness.rows import Rows, run
+from benchmarks.encoder.gpu_setting import ROUNDS, SIDE, NotMeasured, Setting, flops_of, make_model, product_flops
+from benchmarks.encoder.gpu_stages import bert_large, stages
+from benchmarks.harness.rows import KEPT, Rows, run, surroundings
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import Example, TrainingSet
@@ -54,70 +61,15 @@ from services.trainer.train.loop import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
 from services.trainer.train.losses import full_corpus_softmax
 from services.trainer.train.objectives import CorpusObjective, LossData
 
-LEAST = 1.5
+FACTS_A_SECOND, LEAST = 110_000, {"facts": 1.5, "paragraphs": 3.5}  # texts a second; times the best other encoder
 FARTHEST = 1e-5  # 1 - cosine of float32 on the card to float32 on the CPU
-ALIKE = 0.99  # the least cosine of an encoder in half precision to ours
-SIDE, PRODUCTS = 8192, 20  # of the matrix products that say what the card can do
 PREMISES, QUERIES, BATCH = 16_041, 2_048, 32  # of training: EntailmentBank's premises, the default batch
+WARM_UP = 5  # steps of training
 COMPARED = 512  # texts in float32
-
-
-# Words of a text, and texts, by kind.
-SIZES = {"facts": ((8, 24), 16_384), "paragraphs": ((90, 110), 4_096)}
-WORDS = [
-    f"{a}{b}{c}{d}"
-    for a in ("ba", "ce", "di", "fo", "gu")
-    for b in "lmnrst"
-    for c in ("a", "er", "ing", "s")
-    for d in ("", "ton")
-]
-MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-MODEL_TOKENS = 512
-
-
-def make_texts(share: float = 1.0) -> dict[str, list[str]]:
-    """Texts by kind, whose words follow Zipf's distribution. `share` of their number."""
-    rng = random.Random(0)
-    weights = [1 / rank for rank in range(1, len(WORDS) + 1)]
-    return {
-        kind: [" ".join(rng.choices(WORDS, weights, k=rng.randint(*words))) for _ in range(max(8, int(count * share)))]
-        for kind, (words, count) in SIZES.items()
-    }
-
-
-def make_model(directory: Path, shape: Mapping[str, int] = MINILM) -> Path:
-    """Writes the model and its tokenizer as a sentence-transformers directory."""
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=2_000, special_tokens=SPECIAL, show_progress=False)
-    tokenizer.train_from_iterator(WORDS, trainer)
-    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MODEL_TOKENS, **names).save_pretrained(
-        directory
-    )
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=30_522, **shape)
-    BertModel(config, add_pooling_layer=False).save_pretrained(directory)
-    pooling = directory / "1_Pooling"
-    pooling.mkdir(exist_ok=True)
-    wanted = {"word_embedding_dimension": shape["hidden_size"], "pooling_mode_mean_tokens": True}
-    (pooling / "config.json").write_text(json.dumps(wanted))
-    package = "sentence_transformers.models"
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules))
-    return directory
-
-
-WARM_UP = 5  # steps
+PART_S = 180.0  # the longest part
+Part = Callable[[Rows, Setting], Awaitable[None]]
+PACKAGES = ("onnxruntime", "onnxruntime-gpu", "faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu13")
+RIVALS = ("sentence-transformers", "transformers")
 
 
 def seconds_a_step(
@@ -160,34 +112,11 @@ def seconds_a_step(
         loss = learner(units, units)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(learner.parameters(), MAX_GRADIENT_NORM)
-        if not math.isfinite(float(loss.detach())) or not math.isfinite(
-            float(norm)
-        ):  # waits, as the trainer's loop does
+        if not math.isfinite(float(loss.detach())) or not math.isfinite(float(norm)):  # waits, as the trainer does
             raise FloatingPointError(f"step {len(seconds) + 1} is not finite")
         optimizer.step()
         seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds[WARM_UP:])
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all parts measure with. `side` of the matrix products; `name` of the device."""
-
-    model: Path
-    device: str
-    rounds: int
-    texts: dict[str, list[str]]
-    side: int = SIDE
-
-    @property
-    def name(self) -> str:
-        """The name of the card."""
-        return torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else self.device
-
-    def wait(self) -> None:
-        """Waits until the card has computed what it was given."""
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize(self.device)
+    return statistics.median(seconds[min(WARM_UP, len(seconds) - 1) :])
 
 
 async def encoder(rows: Rows, setting: Setting) -> None:
@@ -199,67 +128,31 @@ async def encoder(rows: Rows, setting: Setting) -> None:
         encoders["sentence-transformers"] = sentence_transformers(setting.model, setting.device)
     else:
         rows.note("sentence-transformers", "not measured: not installed", "")
-    try:
-        encoders["ours, onnxruntime"] = ours_in_onnxruntime(setting.model, setting.device)
-    except (ImportError, AeencError) as error:
-        rows.note("ours, onnxruntime", f"not measured: {error}", "")
     for kind, texts in setting.texts.items():
         lengths = [min(len(one.ids), MAX_TOKENS) for one in tokenizer_of(setting.model).encode_batch_fast(texts)]
         rates = await by_turns(encoders, texts, setting.rounds)
-        mine, best = (
-            max((name for name in rates if name.startswith("ours") == own), key=lambda name: rates[name])
-            for own in (True, False)
-        )
+        best = max(rates.keys() - {"ours"}, key=lambda name: rates[name])
         for name, rate in rates.items():
             rows.note(f"{kind} of {statistics.mean(lengths):.0f} tokens: {name}", rate, "texts/s")
-        rows.at_least(f"{kind}: {mine} over {best}", rates[mine] / rates[best], "x", LEAST, rates[best])
-        done = flops_of(setting.model, lengths) / len(texts) * rates[mine]
-        rows.note(f"{kind}: {mine}, share of those matrix products", done / product, "", done / 1e12)
-
-
-async def by_turns(encoders: dict[str, Encode], texts: list[str], rounds: int) -> dict[str, float]:
-    """Texts a second of each. A first round warms up and compares their vectors with ours."""
-    vectors = {name: await encode(texts) for name, encode in encoders.items()}
-    for name, found in vectors.items():
-        if (least := float(np.einsum("nd,nd->n", found, vectors["ours"]).min())) < ALIKE:
-            raise SystemExit(f"{name} computes other vectors than ours (cosine {least:.4f})")
-    rates: dict[str, list[float]] = {name: [] for name in encoders}
-    for number in range(rounds):
-        for name in list(encoders)[:: 1 if number % 2 else -1]:
-            begun = time.perf_counter()
-            await encoders[name](texts)
-            rates[name].append(len(texts) / (time.perf_counter() - begun))
-    return {name: statistics.median(found) for name, found in rates.items()}
-
-
-def product_flops(setting: Setting) -> float:
-    """Operations a second of large matrix products in float16 (bfloat16 on a CPU)."""
-    kind = torch.float16 if setting.device.startswith("cuda") else torch.bfloat16
-    left, right = (torch.randn(setting.side, setting.side, device=setting.device, dtype=kind) for _ in range(2))
-    left @ right
-    setting.wait()
-    begun = time.perf_counter()
-    for _ in range(PRODUCTS):
-        left @ right
-    setting.wait()
-    return PRODUCTS * 2 * float(setting.side) ** 3 / (time.perf_counter() - begun)
-
-
-def flops_of(directory: Path, lengths: Sequence[int]) -> float:
-    """Operations for texts of so many tokens: two for each weight of a layer and token, and attention over the text."""
-    transformer = open_model(directory, "cpu").transformer
-    weights = sum(one.numel() for name, one in transformer.named_parameters() if "embeddings" not in name)
-    config: Any = transformer.config
-    pairs = sum(length * length for length in lengths)
-    return 2 * weights * sum(lengths) + 4 * config.num_hidden_layers * config.hidden_size * pairs
+        bar = setting.least(LEAST[kind])
+        rows.at_least(f"{kind}: ours over {best}", rates["ours"] / rates[best], "x", bar, rates[best])
+        if kind == "facts":
+            rows.at_least(f"{kind}: ours", rates["ours"], "texts/s", setting.least(FACTS_A_SECOND))
+        done = flops_of(open_model(setting.model, "cpu").transformer, lengths) / len(texts) * rates["ours"]
+        rows.note(f"{kind}: ours, share of those matrix products", done / product, "", done / 1e12)
 
 
 async def float32(rows: Rows, setting: Setting) -> None:
     """Vectors in float32 beside those of the CPU, also where torch was told to allow TF32."""
+    await beside_cpu(rows, setting, "float32", ours(setting.model, setting.device, half=False))
+
+
+async def beside_cpu(rows: Rows, setting: Setting, name: str, encode: Encode) -> None:
+    """How far vectors in float32 are from those of torch on the CPU."""
     texts = [text for some in setting.texts.values() for text in some[: COMPARED // len(setting.texts)]]
-    there, here = [await ours(setting.model, device, half=False)(texts) for device in (setting.device, "cpu")]
+    there, here = await encode(texts), await ours(setting.model, "cpu", half=False)(texts)
     cosines = np.einsum("nd,nd->n", there.astype(np.float64), here.astype(np.float64))
-    rows.at_most(f"float32 on {setting.name}: 1 - cosine to the CPU's", float(1 - cosines.min()), "", FARTHEST)
+    rows.at_most(f"{name} on {setting.name}: 1 - cosine to the CPU's", float(1 - cosines.min()), "", FARTHEST)
 
 
 async def training(rows: Rows, setting: Setting) -> None:
@@ -272,33 +165,119 @@ async def training(rows: Rows, setting: Setting) -> None:
         rows.note(name, step_s * 1000, "ms a step")
 
 
-PARTS: dict[str, Callable[[Rows, Setting], Awaitable[None]]] = {
+async def onnxruntime(rows: Rows, setting: Setting) -> None:
+    """Texts a second in onnxruntime over those in torch, in half precision; and its float32, without TF32.
+
+    After `index` in one process, onnxruntime does not reduce precision within a product (ORT_CUDA_GEMM_OPTIONS).
+    """
+    half, single = ours_in_onnxruntime(setting)
+    encoders = {"ours": ours(setting.model, setting.device), "ours, onnxruntime": half}
+    for kind, texts in setting.texts.items():
+        rates = await by_turns(encoders, texts, setting.rounds)
+        for name, rate in rates.items():
+            rows.note(f"{kind}: {name}", rate, "texts/s")
+        rows.note(f"{kind}: onnxruntime over torch", rates["ours, onnxruntime"] / rates["ours"], "x")
+    await beside_cpu(rows, setting, "float32 in onnxruntime", single)
+
+
+def of_index(name: str) -> Part:
+    """A part that needs faiss and onnxruntime, which may be missing."""
+
+    async def part(rows: Rows, setting: Setting) -> None:
+        await getattr(import_module("benchmarks.encoder.gpu_index"), name)(rows, setting)
+
+    return part
+
+
+PARTS: dict[str, Part] = {
     "encoder": encoder,
     "float32": float32,
+    "stages": stages,
     "training": training,
+    "index": of_index("index"),
+    "index-torch": of_index("index_torch"),
+    "onnxruntime": onnxruntime,
+    "bert-large": bert_large,
+    "faiss-gpu": of_index("faiss_gpu"),
 }
 
 
+def kept_at(part: str) -> Path:
+    """The file of a part that ran on a card."""
+    return KEPT / "gpu" / f"{part}.json"
+
+
+def measure(rows: Rows, part: str, setting: Setting, commit: str) -> None:
+    """Runs a part, and keeps its rows if it ran on a card to its end. A failure is a row."""
+    before, begun = len(rows.rows), time.perf_counter()
+    try:
+        run(PARTS[part](rows, setting))
+    except (NotMeasured, ImportError) as error:
+        rows.note(part, f"not measured: {error}", "")
+        return
+    except Exception as error:  # noqa: BLE001 -- the other parts are to be measured
+        traceback.print_exc()
+        rows.add(part, f"failed: {type(error).__name__}: {str(error)[:300]}", "", "ends", ok=False)
+        return
+    rows.at_most(f"{part}: the whole part", time.perf_counter() - begun, "s", setting.most(PART_S))
+    if not setting.is_whole:
+        return
+    content = {
+        "part": part,
+        "command": f"make bench NAME=gpu ARGS='--only {part}'",
+        "measured": surroundings() | described(setting) | ({"commit": commit} if commit else {}),
+        "rows": [asdict(row) for row in rows.rows[before:]],
+    }
+    kept_at(part).parent.mkdir(parents=True, exist_ok=True)
+    kept_at(part).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def described(setting: Setting) -> dict[str, str]:
+    """The card, its driver, and the versions of what computes there."""
+    asked = "nvidia-smi --query-gpu=driver_version --format=csv,noheader || echo unknown"
+    driver = subprocess.run(asked, shell=True, capture_output=True, text=True, check=False).stdout.split()[0]
+    versions = {one.name: one.version for one in distributions() if one.name in {*PACKAGES, *RIVALS}}
+    return {"card": setting.name, "driver": driver, "cuda": torch.version.cuda or "", **versions}
+
+
+def tell(rows: Rows, part: str) -> None:
+    """Adds the rows of a part that was kept."""
+    content = json.loads(kept_at(part).read_bytes())
+    told = content["measured"]
+    rows.note(part, f"kept: {told['card']}, {told['day']}, commit {told['commit']}", "")
+    for row in content["rows"]:
+        rows.add(**row)
+
+
 def main() -> None:
-    """Measures on the card, or says why not."""
+    """Measures on the card what is not kept, or says why not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="directory of a sentence encoder; without it one is made up")
-    parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--again", action="store_true", help="measure anew what is kept")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the script")
-    parser.add_argument("--share", type=float, default=1.0, help="of the texts")
+    parser.add_argument("--share", type=float, default=1.0, help="of texts, rows and layers")
     parser.add_argument("--side", type=int, default=SIDE, help="of the matrix products")
+    parser.add_argument("--commit", default="", help="what is measured, where git is not at hand")
     asked = parser.parse_args()
-    rows, parts = Rows("gpu"), [asked.only] if asked.only else list(PARTS)
-    if asked.device.startswith("cuda") and not torch.cuda.is_available():
-        for part in parts:
+    rows, todo = Rows.of("gpu", asked.only, PARTS), list[str]()
+    on_card = asked.device.startswith("cuda")
+    for part in filter(asked.only.__contains__, PARTS):
+        if on_card and kept_at(part).is_file() and not asked.again:
+            tell(rows, part)
+        elif on_card and not torch.cuda.is_available():
             rows.note(part, "not measured: torch finds no GPU", "")
-        rows.finish()
-    with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
-        model = asked.model or make_model(Path(scratch))
-        setting = Setting(model, asked.device, asked.rounds, make_texts(asked.share), asked.side)
-        for part in parts:
-            run(PARTS[part](rows, setting))
+        else:
+            todo.append(part)
+    if todo:
+        with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
+            model = asked.model or make_model(Path(scratch))
+            setting = Setting(model, asked.device, asked.rounds, asked.share, asked.side)
+            for part in todo:
+                measure(rows, part, setting, asked.commit)
+    if owed := [part for part in PARTS if not kept_at(part).is_file()]:
+        rows.note("owed: parts that never ran on a card as a whole", ", ".join(owed), "")
     rows.finish()
 
 

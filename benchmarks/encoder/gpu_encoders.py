@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,21 +19,23 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from aeenc.errors import FailedPrecondition
+from benchmarks.encoder.gpu_setting import Setting
 from services.encoder.batching.admission import CostModel
 from services.encoder.batching.batcher import Batcher
 from services.encoder.batching.encoder import TOKENIZERS
 from services.encoder.batching.queues import GPU_BATCH_TOKENS, GPU_WORKERS
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.model import Tokenization
-from services.encoder.runtime.runners import PaddedRunner, Session
+from services.encoder.runtime.runners import EMBEDDING, PaddedRunner, Session, Tokens
 from services.encoder.runtime.torch_session import session_of
 from services.transformer import PooledTransformer, load_transformer
 
-Encode = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
+Encode = Callable[[Sequence[Any]], Awaitable[NDArray[np.float32]]]
+Tokenize = Callable[[Sequence[Any]], list[Tokens]]
 MAX_TOKENS = 256
+ALIKE = 0.99  # the least cosine of an encoder in half precision to ours
 CALL, CALLERS = 1024, 8  # texts a call, calls at a time: as in a build
 PARALLEL = {"TOKENIZERS_PARALLELISM": "true"}  # on all cores, as the encoder does on a GPU
-OUTPUT = "sentence_embedding"
 BATCHES = (64, 256, 1024)  # of sentence-transformers, of which the fastest counts
 
 
@@ -58,26 +61,36 @@ def dim_of(model: PooledTransformer) -> int:
 def ours(directory: Path, device: str, *, half: bool = True) -> Encode:
     """The encoder's own path in torch: all cores tokenize, batches are cut by tokens."""
     model = open_model(directory, device)
-    return batched(directory, session_of(model, device, half=half), dim_of(model))
+    return batched(session_of(model, device, half=half), dim_of(model), tokenizing(directory))
 
 
-def batched(directory: Path, session: Session, dim: int) -> Encode:
-    """The encoder's own path over any session on a GPU, as its service runs it by default."""
-    runner = PaddedRunner(session, pad_id=0, dim=dim)
+def tokenizing(directory: Path) -> Tokenize:
+    """The encoder's own way from texts to token ids."""
     tokenization = Tokenization(tokenizer_of(directory), MAX_TOKENS)
+    return lambda texts: tokenization.texts(texts, truncate=True).tokens
 
-    async def encode(texts: Sequence[str]) -> NDArray[np.float32]:
-        metrics, cost = EncoderMetrics(CollectorRegistry()), CostModel(GPU_WORKERS)
+
+def batched(
+    session: Session, dim: int, tokenize: Tokenize, *, callers: int = CALLERS, workers: int = GPU_WORKERS
+) -> Encode:
+    """The encoder's own path over any session on a GPU, as its service runs it by default.
+
+    `list` in place of `tokenize` encodes token ids.
+    """
+    runner = PaddedRunner(session, pad_id=0, dim=dim)
+
+    async def encode(texts: Sequence[Any]) -> NDArray[np.float32]:
+        metrics, cost = EncoderMetrics(CollectorRegistry()), CostModel(workers)
         batcher = Batcher(
-            workers=GPU_WORKERS, batch_items=0, batch_tokens=GPU_BATCH_TOKENS, stuck_s=600, cost=cost, metrics=metrics
+            workers=workers, batch_items=0, batch_tokens=GPU_BATCH_TOKENS, stuck_s=600, cost=cost, metrics=metrics
         )
-        calls, tokenizers = asyncio.Semaphore(CALLERS), asyncio.Semaphore(TOKENIZERS)
+        calls, tokenizers = asyncio.Semaphore(callers), asyncio.Semaphore(TOKENIZERS)
 
-        async def call(part: Sequence[str]) -> NDArray[np.float32]:
+        async def call(part: Sequence[Any]) -> NDArray[np.float32]:
             async with calls:
                 async with tokenizers:
-                    batch = await asyncio.to_thread(tokenization.texts, part, truncate=True)
-                return (await batcher.encode(runner, batch.tokens, "bulk")).rows
+                    tokens = await asyncio.to_thread(tokenize, part)
+                return (await batcher.encode(runner, tokens, "bulk")).rows
 
         try:
             with patch.dict(os.environ, PARALLEL):
@@ -89,32 +102,39 @@ def batched(directory: Path, session: Session, dim: int) -> Encode:
     return encode
 
 
-def ours_in_onnxruntime(directory: Path, device: str, *, half: bool = True) -> Encode:
-    """The encoder's own path in onnxruntime, over a checkpoint that the trainer's code exports.
+def ours_in_onnxruntime(setting: Setting) -> tuple[Encode, Encode]:
+    """The encoder's own path in onnxruntime, in half and in single precision, over what the trainer's code exports.
 
-    Raises FailedPrecondition without this device or without a model in half precision.
+    Raises NotMeasured without this device, FailedPrecondition without a model in half precision.
     """
     from services.encoder.runtime.onnx_session import open_session
-    from services.onnx_devices import providers_of
     from services.store.artifacts import ArtifactStore
     from services.trainer.train.export.checkpoint import export_pretrained
+    from services.trainer.train.export.quantization import FP16_FILE
 
-    placement = providers_of("encoder", device)
+    directory, placement = setting.model, setting.placement("encoder")
     request = {
         "directory": str(directory),
         "base_model": directory.name,
         "max_tokens": MAX_TOKENS,
         "query_prefix": "",
         "premise_prefix": "",
-        "fp16": half,
+        "fp16": True,
     }
     with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
         store = ArtifactStore(Path(scratch))
         artifact = store.open("checkpoints", export_pretrained(store, request))
-        name = "model.fp16.onnx" if half else "model.onnx"
-        if name not in artifact.files:
-            raise FailedPrecondition(f"no {name}: {artifact.meta['fp16']}")
-        return batched(directory, open_session(artifact.file(name), placement, OUTPUT), int(artifact.meta["dim"]))
+        if FP16_FILE not in artifact.files:
+            raise FailedPrecondition(f"no {FP16_FILE}: {artifact.meta['fp16']}")
+        half, single = (
+            batched(
+                open_session(artifact.file(name), placement, EMBEDDING),
+                int(artifact.meta["dim"]),
+                tokenizing(directory),
+            )
+            for name in (FP16_FILE, "model.onnx")
+        )
+        return half, single
 
 
 def plain_torch(directory: Path, device: str) -> Encode:
@@ -173,6 +193,21 @@ def sentence_transformers(directory: Path, device: str) -> Encode:
         return np.asarray(vectors, dtype=np.float32)
 
     return _in_thread(encode)
+
+
+async def by_turns(encoders: Mapping[str, Encode], texts: Sequence[Any], rounds: int) -> dict[str, float]:
+    """Texts a second of each. A first round warms up and compares their vectors with ours."""
+    vectors = {name: await encode(texts) for name, encode in encoders.items()}
+    for name, found in vectors.items():
+        if (least := float(np.einsum("nd,nd->n", found, vectors["ours"]).min())) < ALIKE:
+            raise ValueError(f"{name} computes other vectors than ours (cosine {least:.4f})")
+    rates: dict[str, list[float]] = {name: [] for name in encoders}
+    for number in range(rounds):
+        for name in list(encoders)[:: 1 if number % 2 else -1]:
+            begun = time.perf_counter()
+            await encoders[name](texts)
+            rates[name].append(len(texts) / (time.perf_counter() - begun))
+    return {name: statistics.median(found) for name, found in rates.items()}
 
 
 def _in_thread(encode: Callable[[Sequence[str]], NDArray[np.float32]]) -> Encode:

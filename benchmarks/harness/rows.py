@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+KEPT = Path(os.environ.get("AEENC_BENCH_RESULTS") or ROOT / "docs" / "results")  # of measurements that pages cite
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Rows:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
 
     @classmethod
     def of(cls, name: str, chosen: Collection[str], parts: Iterable[str]) -> Rows:
@@ -44,11 +50,11 @@ class Rows:
     def add(self, row: str, value: Any, unit: str, bar: str, ok: bool, baseline: Any = None) -> None:
         """Adds a claim."""
         added = Row(row, value, unit, bar, bool(ok), baseline)
-        self._rows.append(added)
+        self.rows.append(added)
         print(f"{'ok  ' if ok else 'FAIL'}  {row:<58} {_short(value):>12} {unit:<8} {bar:<22} {_short(baseline)}")
         sys.stdout.flush()
         RESULTS.mkdir(exist_ok=True)  # after each row: a long run that ends early has told what it knew
-        content = json.dumps([asdict(one) for one in self._rows], indent=1, ensure_ascii=False)
+        content = json.dumps([asdict(one) for one in self.rows], indent=1, ensure_ascii=False)
         (RESULTS / f"{self._name}.json").write_text(content)
 
     def at_least(self, row: str, value: float, unit: str, least: float, baseline: Any = None) -> None:
@@ -65,7 +71,22 @@ class Rows:
 
     def finish(self) -> None:
         """Ends the process; exit status 1 when a claim does not hold."""
-        sys.exit(0 if all(row.ok for row in self._rows) else 1)
+        sys.exit(0 if all(row.ok for row in self.rows) else 1)
+
+
+def surroundings() -> dict[str, str]:
+    """When and with what a result is measured: day, commit, the versions of Python and torch, processor."""
+    git = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "day": datetime.now(UTC).date().isoformat(),
+        "commit": commit or "unknown",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "processor": names[0] if names else platform.processor(),
+    }
 
 
 def run(coroutine: Any) -> Any:

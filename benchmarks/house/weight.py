@@ -60,6 +60,8 @@ ROOMS = {
         6_600,
         {
             "benchmarks/domains": "own-domain",
+            "benchmarks/encoder/gpu_index.py": "exact search on a GPU",
+            "benchmarks/encoder/gpu_stages.py": "stages of an encoder on a GPU",
             "benchmarks/encoder/hostile.py": "hostile",
             "benchmarks/house/against.py": "against",
             "benchmarks/house/answers.py": "answers",

@@ -16,9 +16,10 @@ from typing import Any
 from aeenc.errors import AeencError
 from aeenc.trees import Dataset
 from benchmarks.harness.entailmentbank import DATA, entailmentbank, need_split
+from benchmarks.harness.rows import surroundings
 from benchmarks.tables.drawing import draw_table1
 from benchmarks.tables.research import Unfinished, at_hand, research
-from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, surroundings, write
+from benchmarks.tables.table_records import RESULTS, Candidates, Record, candidates_of, record_of, write
 from benchmarks.tables.table_rows import BY_NAME, PAPER_SOURCE, ROWS, TableRow
 from benchmarks.tables.table_text import MeasuredRow, markdown
 from services.trainer.models.base_model import DEFAULT_NAME

@@ -6,23 +6,18 @@ They and all pages lie in docs/results, or in the folder that AEENC_BENCH_RESULT
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from aeenc.cli.corpus import corpus_name
 from aeenc.trees import Dataset
-from benchmarks.harness.rows import ROOT
+from benchmarks.harness.rows import KEPT
 
-RESULTS = Path(os.environ.get("AEENC_BENCH_RESULTS") or ROOT / "docs" / "results")
+RESULTS = KEPT
 FORMAT_VERSION = 1
 
 
@@ -83,21 +78,6 @@ def write(record: Record, split: str, **told: Any) -> None:
     path = file_of(record.row, split, record.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_with_short_lists(json.dumps(content, indent=1)) + "\n")
-
-
-def surroundings() -> dict[str, str]:
-    """When and with what a result is measured: day, commit, the versions of Python and torch, processor."""
-    git = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "day": datetime.now(UTC).date().isoformat(),
-        "commit": commit or "unknown",
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "processor": names[0] if names else platform.processor(),
-    }
 
 
 def candidates_of(split: str, corpus: str = "") -> Candidates | None:
