@@ -1,4 +1,4 @@
-"""The built page is that of its sources, small and quick, and sends no refusal of what nobody has seen; its command."""
+"""The built page is that of its sources, small and quick, and neither sends nor holds what nobody sees; its command."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ import pytest
 from aeenc_workbench.__main__ import DRAIN_S, main
 from aeenc_workbench.sign_in import Links, Person
 from browser.conftest import free_port, started
+from browser.test_annotate import not_explainable
+from browser.test_sight import held, shown, submitted
+from browser.test_trees import answered, children
 
 from services.launcher.fleet import Fleet, Options
 from support.models.tiny_base_models import write_tiny_base
+from support.waiting import eventually
 
 pytestmark = pytest.mark.browser
 WORKBENCH = Path(__file__).parents[2] / "clients" / "workbench"
@@ -168,6 +172,79 @@ async def test_an_address_that_changes_while_the_page_starts_is_the_view_that_op
         await page.reload()
         await held.wait()
         await page.get_by_role("heading", name="Playground").wait_for()
+
+
+async def test_who_leaves_while_an_answer_is_sent_holds_no_task_that_they_do_not_see(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await not_explainable(page)
+        release = held(page, "**/api/answer")
+        await page.held
+        await page.keyboard.press("Control+Enter")
+        await page.get_by_role("button", name="Sending").wait_for()
+        await page.get_by_role("link", name="Playground").click()
+        await page.get_by_role("heading", name="Playground").wait_for()
+        async with page.expect_response("**/api/answer"):
+            await release()
+        await page.wait_for_timeout(1000)
+        nodes = [(await at.people.get_tree(run_id, f"tree-{n}")).nodes[0] for n in (0, 1)]
+        assert [(one.answered, one.holders) for one in nodes] == [(1, ()), (0, ())]
+        await page.get_by_role("link", name="Annotate").click()
+        await shown(page, "hypothesis 1")
+        await page.get_by_role("button", name="Undo").wait_for()
+
+
+@pytest.mark.parametrize("asks", ["undo", "node", "ended"])
+async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(bench: Any, asks: str) -> None:
+    async with bench(first_lease_s=1.5 if asks == "ended" else 30.0) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=1 if asks == "node" else 0)
+        page = await at.window("ann")
+        asked, seen = "hypothesis 0", "hypothesis 0"
+
+        async def is_free() -> bool:
+            nodes = (await at.people.get_tree(run_id, "tree-0")).nodes
+            return not any(node.holders for node in nodes if node.text == asked)
+
+        async def leave() -> None:
+            await page.get_by_role("link", name="Playground").click()
+            await page.get_by_role("heading", name="Playground").wait_for()
+
+        def of_a_task(request: Any) -> bool:
+            return request.url.endswith("/api/lease") and "task" in request.post_data_json
+
+        begin = page.get_by_role("button", name="Undo")
+        if asks == "node":
+            await answered(page, "hypothesis 0", "1", "2")
+            seen, asked = await children(at, run_id, 2)
+            begin = page.get_by_role("tree").get_by_role("button", name=asked)
+        await shown(page, seen)
+        if asks == "undo":
+            await not_explainable(page)
+            await submitted(page)
+            await page.get_by_text("Nothing waits for you").wait_for()
+        if asks == "ended":
+            await leave()
+            await eventually(is_free)
+            begin = page.get_by_role("link", name="Annotate")
+        free = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            if "task" in route.request.post_data_json:
+                await free.wait()
+            await route.continue_()
+
+        await page.route("**/api/lease", late)
+        async with page.expect_request(of_a_task):
+            await begin.click()
+        await leave()
+        async with page.expect_response(lambda one: of_a_task(one.request)):
+            free.set()
+        await eventually(is_free)
+        async with page.expect_request(of_a_task if asks == "ended" else "**/api/**"):
+            await page.get_by_role("link", name="Annotate").click()
+        await shown(page, seen)
 
 
 @pytest.fixture(scope="module")

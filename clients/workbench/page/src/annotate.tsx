@@ -60,7 +60,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   // What keys act upon: two keys may come before the page is drawn again.
   const latest = useRef<{ draft: Draft | null; focus: number }>({ draft: null, focus: 0 });
   const asking = useRef(false);
-  const tasks = useRef(0); // that were opened
+  const asks = useRef(0); // for tasks; to open one is one, too
   const gone = useRef(false); // the view was left
   const leaving = useRef(false); // "another tree" was pressed while a task was asked for
   const working = useRef(false); // an answer is on its way, there or back
@@ -68,7 +68,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   const typed = useRef<string | null>(null); // what comes after "/" before the search is drawn
   const folds = useMemo(() => (lease ? folded(lease.task.candidates, lease.same_keys) : []), [lease]);
 
-  const { version: newer, moved, rerank } = useRerank(lease?.given ? null : lease, () => latest.current.draft, open, setTold);
+  const { version: newer, moved, rerank } = useRerank(lease?.given ? null : lease, () => latest.current.draft, open, ask, setTold);
 
   const spent = useSight(lease?.lease_id ?? "", () => Date.now() - active.current < ACTIVE_MS, (of, ids) => of === shown.current.lease?.lease_id && setDraft((before) => ({ ...before, read: [...new Set([...before.read, ...ids])] })));
 
@@ -132,12 +132,13 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     setEmpty(false);
     setCleared(null);
     setDone("");
+    setGrows(false);
     typed.current = null;
     if (!found) {
       replaceDraft(null);
       return;
     }
-    if (!found.given) { tasks.current++; localStorage.setItem(heldKey(), JSON.stringify(found)); }
+    if (!found.given) { asks.current++; localStorage.setItem(heldKey(), JSON.stringify(found)); }
     const draft = kept ?? loadDraft(found, draftOfAnswer(found));
     setSeveral(Object.keys(draft.ways).length > 0);
     replaceDraft(draft);
@@ -195,12 +196,25 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
 
   const isGiven = (): boolean => shown.current.lease?.given !== undefined;
 
-  // Opens a task that was asked for when `before` tasks had been opened. It goes back if another was opened since, or the
-  // view was left. While an earlier answer is open it waits.
-  function take(found: Lease | null, before: number): void {
-    if (gone.current || tasks.current !== before) { if (found) void call("/api/release", { lease: found.lease_id, reason: "came late" }).catch(() => undefined); }
-    else if (!isGiven()) open(found);
-    else if (found) localStorage.setItem(heldKey(), JSON.stringify(found));
+  // Asks for a task and opens it; null: there is none. What comes late opens nothing (undefined): it goes back once its
+  // person has left the view or asked for another, and waits while an earlier answer that they have opened since is in sight.
+  async function ask(of: object, kept?: (found: Lease) => Draft): Promise<Lease | null | undefined> {
+    if (gone.current) return undefined;
+    const mine = ++asks.current;
+    const before = shown.current.lease;
+    const found = await call<Lease | null>("/api/lease", { ...of, request: fresh() });
+    if (gone.current || asks.current !== mine) { await giveBack(found, "came late"); return undefined; }
+    if (isGiven() && shown.current.lease !== before) { if (found) localStorage.setItem(heldKey(), JSON.stringify(found)); return undefined; }
+    if (!found) return null;
+    if (!kept) opened.current = Date.now(); // a second press does not submit what came under it
+    open(found, kept?.(found));
+    return found;
+  }
+
+  async function giveBack(of: Lease | null, reason: string): Promise<void> {
+    if (!of) return;
+    letGo(of.lease_id);
+    await call("/api/release", { lease: of.lease_id, reason }).catch(() => undefined); // it is over in any case
   }
 
   // From an earlier answer to the task that is held, or the next one.
@@ -210,37 +224,33 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     opened.current = Date.now(); // a second press does not submit what came under it
   }
 
-  // The next task. While the tree in sight is about to grow, its person waits for it rather than begin another one.
-  async function next(elsewhere = false): Promise<void> {
-    if (gone.current) return;
+  // The task that was `held` unless somebody else has it, else the next one. While the tree in sight is about to grow, its
+  // person waits for it rather than begin another one.
+  async function next(elsewhere = false, held: Lease | null = null): Promise<void> {
+    if (gone.current || isGiven()) return;
     if (asking.current) {
       leaving.current ||= elsewhere;
       return;
     }
     asking.current = true;
-    const before = tasks.current;
-    const overtaken = (): boolean => isGiven() || gone.current || tasks.current !== before;
     try {
+      if (held && (await ask({ run: held.run_id, task: held.task.task_id }).catch(() => null)) !== null) return;
+      if (held) letGo(held.lease_id);
       const of = shown.current.tree ?? shown.current.lease; // an answer may come before its tree is drawn
-      let found: Lease | null = null;
       if (shown.current.stay && of?.hypothesis_id && !elsewhere) {
-        found = await call<Lease | null>("/api/lease", { run: of.run_id, hypothesis: of.hypothesis_id, request: fresh() }).catch(() => null);
-        if (!found) {
-          const now = overtaken() ? null : await showTree(of.run_id, of.hypothesis_id);
-          if (overtaken()) return;
-          const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
+        if ((await ask({ run: of.run_id, hypothesis: of.hypothesis_id }).catch(() => null)) !== null) return;
+        const mine = asks.current;
+        const now = await showTree(of.run_id, of.hypothesis_id);
+        if (isGiven() || gone.current || asks.current !== mine) return;
+        const grows = now?.nodes.some((node) => node.state === "pending" || (node.state === "decided" && node.accepted.some((one) => !one.leaf))) ?? false;
+        if (grows || (now && isWhole(now))) {
+          open(null);
           setGrows(grows);
-          if (grows || (now && isWhole(now))) {
-            open(null);
-            setWhole(!grows);
-            return;
-          }
+          setWhole(!grows);
+          return;
         }
       }
-      setGrows(false);
-      found ??= await call<Lease | null>("/api/lease", { queue: shown.current.queue, request: fresh() });
-      opened.current = Date.now();
-      take(found, before);
+      if ((await ask({ queue: shown.current.queue })) === null) open(null);
     } catch (error) {
       setTold((error as Error).message);
     } finally {
@@ -284,16 +294,10 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   async function begin(): Promise<void> {
     const held = heldLease();
     if (held && Date.parse(held.expires_at) > Date.now()) { open(held); return; }
-    if (!held) { await next(); return; }
-    localStorage.removeItem(heldKey());
-    const kept = loadDraft(held);
-    const before = tasks.current;
-    const again = await call<Lease | null>("/api/lease", { run: held.run_id, task: held.task.task_id, request: fresh() }).catch(() => null);
-    if (again) take(again, before);
-    else {
-      await next();
-      if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
-    }
+    const kept = held && loadDraft(held);
+    await next(false, held);
+    const isLost = kept && heldLease()?.task.task_id !== held.task.task_id;
+    if (isLost && (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept))) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
   }
 
   useEffect(() => {
@@ -477,11 +481,10 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     await call("/api/undo", { run: last.lease.run_id, request: fresh() });
     saveDraft(last.lease, last.draft);
     setLast(null);
-    const held = lease?.given ? heldLease() : lease;
-    if (held) { await call("/api/release", { lease: held.lease_id, reason: "undo" }).catch(() => undefined); letGo(held.lease_id); }
-    const again = await call<Lease | null>("/api/lease", { run: last.lease.run_id, task: last.lease.task.task_id, request: fresh() });
-    if (again) open(again, last.draft);
-    else { setTold("Taken back; somebody else has that task now."); await next(); }
+    await giveBack(lease?.given ? heldLease() : lease, "undo");
+    if ((await ask({ run: last.lease.run_id, task: last.lease.task.task_id }, () => last.draft)) !== null) return;
+    setTold("Taken back; somebody else has that task now.");
+    await next();
   });
 
   const help = (): void => setGuideline(true);
@@ -495,13 +498,11 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   // A node of the tree that was clicked: the next to work on where it is free, else its answer.
   const openNode = ({ task_id: task, state }: TreeNode, premise?: string): Promise<void> => alone(async () => {
     if (!tree) return;
-    const found = state === "waiting" ? await call<Lease | null>("/api/lease", { run: tree.run_id, task, request: fresh() }) : null;
-    if (!found && practice) { practice.show(task); return; }
-    if (!found) { setReopening({ run: tree.run_id, task, premise }); return; }
     const held = lease?.given ? heldLease() : lease;
-    if (held) await call("/api/release", { lease: held.lease_id, reason: "another node" }).catch(() => undefined); // it is over in any case
-    opened.current = Date.now();
-    open(found);
+    const found = state === "waiting" ? await ask({ run: tree.run_id, task }) : null;
+    if (found) await giveBack(held, "another node");
+    else if (found === null && practice) practice.show(task);
+    else if (found === null) setReopening({ run: tree.run_id, task, premise });
   });
 
   async function goOn(): Promise<void> {

@@ -1,6 +1,6 @@
 // A newer encoder while a task is open: whether there is one, and the task's candidates as it ranks them.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, fresh, type Again, type Lease, type Tree } from "./api";
+import { call, type Again, type Lease, type Tree } from "./api";
 import { carried, type Draft } from "./draft";
 
 const LOOK_MS = 5_000;
@@ -9,8 +9,10 @@ const PAUSES = 60;
 
 export interface Rerank { version: string; moved: Map<string, number> | null; rerank: () => Promise<void> }
 
+type Ask = (of: object, kept: (found: Lease) => Draft) => Promise<Lease | null | undefined>; // null: there is none; undefined: it came late
+
 // `version` is empty while no newer one is there. `moved` has the earlier rank of each candidate of a re-ranked task.
-export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open: (found: Lease | null, kept?: Draft) => void, tell: (text: string) => void): Rerank {
+export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open: (none: null) => void, ask: Ask, tell: (text: string) => void): Rerank {
   const [version, setVersion] = useState("");
   const [before, setBefore] = useState<{ task: string; ranks: Map<string, number> } | null>(null);
   const asking = useRef(false);
@@ -45,10 +47,9 @@ export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open
     setVersion("");
     try {
       await call<Again>("/api/again", { ...named(lease), dry_run: false });
-      const found = await comesBack(lease);
-      if (!found) { open(null); tell("Its new candidates are not there yet; they come back to the queue."); return; }
-      setBefore({ task: found.lease_id, ranks: new Map(lease.task.candidates.map((one) => [one.premise_id, one.rank])) });
-      open(found, carried(draft, found));
+      const found = await comesBack(lease, (of) => ask(of, (found) => carried(draft, found)));
+      if (found === null) { open(null); tell("Its new candidates are not there yet; they come back to the queue."); }
+      if (found) setBefore({ task: found.lease_id, ranks: new Map(lease.task.candidates.map((one) => [one.premise_id, one.rank])) });
     } catch (error) {
       tell((error as Error).message);
     }
@@ -59,14 +60,14 @@ export function useRerank(lease: Lease | null, draftOf: () => Draft | null, open
 
 const named = (lease: Lease): object => ({ run: lease.run_id, task: lease.task.task_id, lease: lease.lease_id });
 
-async function comesBack(lease: Lease): Promise<Lease | null> {
+async function comesBack(lease: Lease, ask: (of: object) => ReturnType<Ask>): ReturnType<Ask> {
   const path = `/api/runs/${encodeURIComponent(lease.run_id)}/tree?hypothesis=${encodeURIComponent(lease.hypothesis_id)}`;
   for (let pause = 0; pause < PAUSES; pause++) {
     const node = (await call<Tree>(path)).nodes.find((one) => one.node_id === lease.node_id);
     if (node?.state === "waiting") {
       if (node.holders.length > 0) return null;
-      const found = await call<Lease | null>("/api/lease", { run: lease.run_id, task: node.task_id, request: fresh() });
-      if (found) return found;
+      const found = await ask({ run: lease.run_id, task: node.task_id });
+      if (found !== null) return found;
     }
     await new Promise((go) => setTimeout(go, PAUSE_MS));
   }
