@@ -7,11 +7,13 @@ import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShap
 import type { StreamResponse, Transport, UnaryResponse } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { AeencError } from "./errors.js";
-import { refuseOdd } from "./inputs.js";
+import { milliseconds, refuseOdd } from "./inputs.js";
 import { isLocal } from "./targets.js";
 
 const RETRIES = 4; // 0.1 + 0.2 + 0.4 + 0.8 s: a service that is away fails after about 1.5 s
 const FIRST_PAUSE_MS = 100;
+const LAST_ATTEMPT_MS = 2000; // an attempt with less time that ends by its deadline hides the refusal before it
+const LONGEST_MS = 99_999_999; // gRPC's header has 8 digits; who gives more has no deadline
 const PING_MS = 330_000; // of silence during a call; gRPC's own default allows one ping in five minutes
 const PING_TIMEOUT_MS = 60_000;
 
@@ -64,21 +66,23 @@ export class Channel implements Transport {
     header: HeadersInit | undefined,
     input: MessageInitShape<I>,
   ): Promise<UnaryResponse<I, O>> {
-    const budgetMs = timeoutMs ?? this.options.timeoutMs;
+    const budgetMs = milliseconds(timeoutMs ?? this.options.timeoutMs);
     const deadline = performance.now() + budgetMs;
     const headers = this.#headers(header);
     const message = withRequestId(method.input, input);
     refuseOdd(method.input, message);
+    let refusal: AeencError | undefined;
     for (let attempt = 0; ; attempt++) {
       const leftMs = Math.max(Math.ceil(deadline - performance.now()), 1);
       try {
-        return await this.#inner.unary(method, signal, leftMs, headers, message);
+        return await this.#inner.unary(method, signal, limited(leftMs), headers, message);
       } catch (error) {
         const failure = this.#explained(error, signal, budgetMs);
+        if (refusal && leftMs < LAST_ATTEMPT_MS && failure.code === "DEADLINE_EXCEEDED") throw refusal;
         const pauseMs = (failure.retryAfterMs ?? FIRST_PAUSE_MS * 2 ** attempt) * (0.8 + 0.4 * Math.random());
-        const isLast = !failure.isTransient || attempt >= RETRIES || pauseMs > deadline - performance.now();
-        if (isLast || signal?.aborted) throw failure;
-        await sleep(pauseMs, undefined, { signal }).catch(() => Promise.reject(failure));
+        if (!failure.isTransient || attempt >= RETRIES || pauseMs > deadline - performance.now()) throw failure;
+        await pause(pauseMs, signal, (refusal = failure));
+        this.#refuseClosed();
       }
     }
   }
@@ -92,9 +96,12 @@ export class Channel implements Transport {
     input: AsyncIterable<MessageInitShape<I>>,
   ): Promise<StreamResponse<I, O>> {
     const limitMs = timeoutMs ?? (method.methodKind === "client_streaming" ? this.options.timeoutMs : undefined);
-    const translate = (error: unknown) => this.#explained(error, signal, limitMs);
+    const raised: unknown[] = []; // by the caller's own messages
+    const messages = checked(method.input, input, (error) => raised.push(error));
+    const translate = (error: unknown) => (raised.length ? raised[0] : this.#explained(error, signal, limitMs));
     try {
-      const response = await this.#inner.stream(method, signal, limitMs, this.#headers(header), input);
+      const within = limitMs === undefined ? limitMs : limited(milliseconds(limitMs));
+      const response = await this.#inner.stream(method, signal, within, this.#headers(header), messages);
       return { ...response, message: translated(response.message, translate) };
     } catch (error) {
       throw translate(error);
@@ -122,10 +129,14 @@ export class Channel implements Transport {
     return failure;
   }
 
-  #headers(given: HeadersInit | undefined): Headers {
+  #refuseClosed(): void {
     if (this.#isClosed) {
       throw new AeencError("FAILED_PRECONDITION", `the connection to ${this.target} is closed; connect again`);
     }
+  }
+
+  #headers(given: HeadersInit | undefined): Headers {
+    this.#refuseClosed();
     const headers = new Headers(given);
     if (!headers.has("x-request-id")) headers.set("x-request-id", randomUUID().replaceAll("-", ""));
     if (this.options.token) headers.set("authorization", `Bearer ${this.options.token}`);
@@ -133,7 +144,16 @@ export class Channel implements Transport {
   }
 }
 
-function bytesOf(name: string, path: string | undefined): Buffer | undefined {
+/** Waits before the next attempt. Throws CANCELLED, with what it waited for, when `signal` is aborted. */
+export async function pause(pauseMs: number, signal: AbortSignal | undefined, failure: AeencError): Promise<void> {
+  await sleep(pauseMs, undefined, { signal }).catch(() => {
+    throw new AeencError("CANCELLED", `aborted while it waited: ${failure.message}`, { cause: failure });
+  });
+}
+
+const limited = (limitMs: number): number | undefined => (limitMs > LONGEST_MS ? undefined : limitMs);
+
+export function bytesOf(name: string, path: string | undefined): Buffer | undefined {
   try {
     return path ? readFileSync(path) : undefined;
   } catch (error) {
@@ -163,7 +183,27 @@ function hasField(schema: DescMessage, name: string): boolean {
   return schema.fields.some((field) => field.name === name);
 }
 
-async function* translated<T>(messages: AsyncIterable<T>, translate: (error: unknown) => AeencError): AsyncIterable<T> {
+/** The messages that a caller streams, each checked before it is sent; `failed` gets what making or checking one raises. */
+async function* checked<I extends DescMessage>(
+  schema: I,
+  given: AsyncIterable<MessageInitShape<I>>,
+  failed: (error: unknown) => void,
+): AsyncGenerator<MessageInitShape<I>> {
+  let isSending = false; // what is raised meanwhile is the transport's
+  try {
+    for await (const message of given) {
+      refuseOdd(schema, message);
+      isSending = true;
+      yield message;
+      isSending = false;
+    }
+  } catch (error) {
+    if (!isSending) failed(error);
+    throw error;
+  }
+}
+
+async function* translated<T>(messages: AsyncIterable<T>, translate: (error: unknown) => unknown): AsyncIterable<T> {
   try {
     yield* messages;
   } catch (error) {

@@ -1,13 +1,12 @@
 // The client: retrieval and runs under one roof, and every other call of the protos through `service`.
 
 import { randomUUID } from "node:crypto";
-import { setTimeout as sleep } from "node:timers/promises";
 import type { DescService, MessageInitShape } from "@bufbuild/protobuf";
 import { timestampDate } from "@bufbuild/protobuf/wkt";
 import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
-import { Channel } from "./channel.js";
+import { Channel, pause } from "./channel.js";
 import { AeencError } from "./errors.js";
-import { listOf, objectOf, pick, refuse, refuseOdd } from "./inputs.js";
+import { listOf, milliseconds, objectOf, pick, refuse, refuseOdd } from "./inputs.js";
 import { EncoderService } from "./gen/aeenc/v1/encoder_pb.js";
 import { FusionMethod, IndexService, RetrieveMode, RetrieveRequestSchema } from "./gen/aeenc/v1/index_pb.js";
 import { PeopleService } from "./gen/aeenc/v1/people_pb.js";
@@ -145,9 +144,7 @@ export class Client {
 
   constructor(options: ConnectOptions = {}) {
     this.#targets = findTargets(options);
-    this.#timeoutMs = options.timeoutMs ?? this.#targets.timeoutMs;
-    const isTime = this.#timeoutMs > 0 && Number.isFinite(this.#timeoutMs);
-    if (!isTime) refuse("timeoutMs", this.#timeoutMs, "give milliseconds above 0");
+    this.#timeoutMs = milliseconds(options.timeoutMs ?? this.#targets.timeoutMs);
     this.encoder = this.service(EncoderService);
     this.index = this.service(IndexService);
     this.people = this.service(PeopleService);
@@ -276,24 +273,33 @@ export class Client {
     let next = options.fromSeq ?? 1;
     if (!Number.isSafeInteger(next)) refuse("fromSeq", next, "give a whole number");
     refuseOdd(WatchRunRequestSchema, { runId, fromSeq: BigInt(next) });
+    const left = new AbortController(); // by a caller who breaks off: else the call would go on
+    const signal = AbortSignal.any([left.signal, ...(options.signal ? [options.signal] : [])]);
     let brokenAt: number | undefined;
-    for (;;) {
-      try {
-        const events = this.sampler.watchRun({ runId, fromSeq: BigInt(next) }, { signal: options.signal });
-        for await (const { seq, at, run } of events) {
-          brokenAt = undefined;
-          next = Number(seq) + 1;
-          yield { seq: Number(seq), at: at && timestampDate(at), run: present(run) };
+    try {
+      for (;;) {
+        let begunAt = Infinity;
+        try {
+          if (brokenAt !== undefined) await this.sampler.getRun({ runId }, { signal }); // throws while it is away
+          begunAt = performance.now();
+          for await (const { seq, at, run } of this.sampler.watchRun({ runId, fromSeq: BigInt(next) }, { signal })) {
+            brokenAt = undefined;
+            next = Number(seq) + 1;
+            yield { seq: Number(seq), at: at && timestampDate(at), run: present(run) };
+          }
+          return;
+        } catch (error) {
+          const isAway = error instanceof AeencError && error.isTransient;
+          if (!isAway) throw error;
+          const now = performance.now();
+          if (brokenAt === undefined || now - begunAt > PAUSE_MS) brokenAt = now; // it was there, and silent
+          const pauseMs = Math.max(PAUSE_MS, error.retryAfterMs ?? 0) * (0.8 + 0.4 * Math.random());
+          if (now + pauseMs - brokenAt > this.#timeoutMs) throw error;
+          await pause(pauseMs, signal, error);
         }
-        return;
-      } catch (error) {
-        brokenAt ??= performance.now();
-        const isAway = error instanceof AeencError && error.isTransient;
-        if (!isAway) throw error;
-        const pauseMs = Math.max(PAUSE_MS, error.retryAfterMs ?? 0) * (0.8 + 0.4 * Math.random());
-        if (performance.now() + pauseMs - brokenAt > this.#timeoutMs) throw error;
-        await sleep(pauseMs, undefined, { signal: options.signal }).catch(() => Promise.reject(error));
       }
+    } finally {
+      left.abort();
     }
   }
 

@@ -1,6 +1,6 @@
 // What no message can hold is refused before it is sent, by the name that the caller gave it.
 
-import { type DescField, type DescMessage, ScalarType } from "@bufbuild/protobuf";
+import { type DescEnum, type DescField, type DescMessage, ScalarType } from "@bufbuild/protobuf";
 import { AeencError } from "./errors.js";
 
 const HALF = /\p{Surrogate}/u; // a lone surrogate, which UTF-8 cannot hold
@@ -29,6 +29,7 @@ function refuseValue(field: DescField, value: unknown, name: string, names: Read
       const part = names[name] ?? `${name}[${place}]`;
       if (message) refuseOdd(message, objectOf(part, one), names);
       else if (field.listKind === "scalar") refuseScalar(field.scalar, one, part);
+      else if (field.listKind === "enum") refuseEnum(field.enum, one, part);
     });
   } else if (field.fieldKind === "map") {
     for (const [key, one] of Object.entries(objectOf(name, value))) {
@@ -36,9 +37,17 @@ function refuseValue(field: DescField, value: unknown, name: string, names: Read
     }
   } else if (field.fieldKind === "scalar") {
     refuseScalar(field.scalar, value, name);
+  } else if (field.fieldKind === "enum") {
+    refuseEnum(field.enum, value, name);
   } else if (message) {
     refuseOdd(message, objectOf(name, value), names);
   }
+}
+
+/** Refuses what is no number; which numbers there are is the service's to know. */
+function refuseEnum({ name: kind }: DescEnum, value: unknown, name: string): void {
+  const isNumber = Number.isInteger(value) && (value as number) === ((value as number) | 0);
+  if (!isNumber) refuse(name, value, `give a value of the enum ${kind}`);
 }
 
 function refuseScalar(kind: ScalarType, value: unknown, name: string): void {
@@ -52,6 +61,8 @@ function refuseScalar(kind: ScalarType, value: unknown, name: string): void {
     if (typeof value !== "number") refuse(name, value, "give a number");
     const isTooLarge = kind === ScalarType.FLOAT && Number.isFinite(value) && !Number.isFinite(Math.fround(value));
     if (isTooLarge) refuse(name, value, "give a number that 32 bits hold");
+  } else if (kind === ScalarType.BYTES) {
+    if (!(value instanceof Uint8Array)) refuse(name, value, "give a Uint8Array");
   } else if (range) {
     const isWhole = typeof value === "bigint" || Number.isInteger(value);
     if (!isWhole || (value as number) < range[0] || (value as number) > range[1]) {
@@ -75,6 +86,11 @@ export function objectOf(name: string, given: unknown): object {
 export function pick<T>(field: string, table: Readonly<Record<string, T>>, name: unknown): T {
   const found = typeof name === "string" && Object.hasOwn(table, name) ? table[name] : undefined;
   return found ?? refuse(field, name, `give one of ${Object.keys(table).join(", ")}`);
+}
+
+/** Returns a time limit. Throws INVALID_ARGUMENT for anything else; Infinity is none. */
+export function milliseconds(given: unknown): number {
+  return typeof given === "number" && given > 0 ? given : refuse("timeoutMs", given, "give milliseconds above 0");
 }
 
 export function refuse(name: string, value: unknown, remedy: string): never {
