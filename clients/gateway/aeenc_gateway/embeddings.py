@@ -17,7 +17,7 @@ from aeenc import Encoded
 from aeenc.calls.encoding import Precision
 from aeenc.errors import InvalidArgument, Unavailable
 from aeenc_gateway.fleet import PREMISE, Fleet
-from aeenc_gateway.operations import Operation
+from aeenc_gateway.operations import Body, Operation, Strings
 
 MAX_INPUTS = 2048  # as OpenAI takes, whose clients make calls of so many
 BATCH = 1024  # most that the encoder takes at once
@@ -37,10 +37,10 @@ def as_texts(value: Any) -> Any:
 
 
 _ONE_OR_MANY = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-Texts = Annotated[list[str], BeforeValidator(as_texts), WithJsonSchema(_ONE_OR_MANY)]
+Texts = Annotated[Strings, BeforeValidator(as_texts), WithJsonSchema(_ONE_OR_MANY)]
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(Body):
     """Texts to embed."""
 
     model_config = ConfigDict(

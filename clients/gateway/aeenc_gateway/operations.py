@@ -9,9 +9,9 @@ import codecs
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -41,6 +41,17 @@ PAGE = """<!doctype html>
 </html>
 """
 
+Strings = Annotated[list[str], Field(fail_fast=True)]  # to find a million wrong items would hold up all others
+
+
+class Body(BaseModel):
+    """A body, or a part of one. Null stands for an absent field, as clients of other languages send it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        return {name: one for name, one in fields.items() if one is not None} if isinstance(fields, dict) else fields
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -50,7 +61,7 @@ class Operation:
     path: str
     handler: Callable[..., Awaitable[Response]]
     summary: str
-    body: type[BaseModel] | None = None
+    body: type[Body] | None = None
     answer: type[BaseModel] | None = None  # None: an empty one
     lines: str = ""  # another media type that answers line by line
 

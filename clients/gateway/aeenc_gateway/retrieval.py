@@ -17,7 +17,7 @@ from aeenc.calls.retrieval import FusionMethod, Mode, Retrieved
 from aeenc.errors import AeencError, InvalidArgument
 from aeenc_gateway.embeddings import json_response
 from aeenc_gateway.fleet import Fleet
-from aeenc_gateway.operations import Operation
+from aeenc_gateway.operations import Body, Operation, Strings
 from aeenc_gateway.problems import problem_of
 
 LINES = "application/x-ndjson"
@@ -26,7 +26,7 @@ TOGETHER = 16  # queries of one call while lines are written
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class FusionOptions(BaseModel):
+class FusionOptions(Body):
     """How the words' ranking and the encoder's become one, and in which order its first premises come."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -36,7 +36,7 @@ class FusionOptions(BaseModel):
     features: dict[str, float] = Field({}, description="Weights of features that order the first premises anew.")
 
 
-class RetrieveRequest(BaseModel):
+class RetrieveRequest(Body):
     """A query or queries, and the options of `aeenc.IndexClient.retrieve`."""
 
     model_config = ConfigDict(
@@ -47,7 +47,7 @@ class RetrieveRequest(BaseModel):
 
     corpus: str
     query: str | None = Field(None, description="One query, in place of `queries`.")
-    queries: list[str] | None = Field(None, description="Queries, in place of `query`.")
+    queries: Strings | None = Field(None, description="Queries, in place of `query`.")
     k: Annotated[int, Field(ge=1, lt=2**31)] = Field(10, description="Premises for each query.")
     mode: Mode = Field(
         "dense",
@@ -59,31 +59,27 @@ class RetrieveRequest(BaseModel):
     )
     label: str | None = Field(None, description="The label of the query encoder. Default: as the encoder chooses.")
     version: str | None = Field(None, description="A version of the query encoder, in place of a label.")
-    accepted: list[list[str]] = Field([], description="Ids of premises accepted so far, one list for each query.")
-    exclude: list[str] = Field([], description="Ids of premises never to return.")
-    splits: list[str] = Field([], description="Returns premises of these splits, and of none, alone.")
-    only_ids: list[str] = Field([], description="Returns these premises alone, by id or alias.")
+    accepted: Annotated[list[Strings], Field(fail_fast=True)] = Field(
+        [], description="Ids of premises accepted so far, one list for each query."
+    )
+    exclude: Strings = Field([], description="Ids of premises never to return.")
+    splits: Strings = Field([], description="Returns premises of these splits, and of none, alone.")
+    only_ids: Strings = Field([], description="Returns these premises alone, by id or alias.")
     before_id: str = Field("", description="Returns the premises inserted before this one alone.")
-    tags: list[str] = Field([], description="Returns premises that fit one of these clauses, such as `physics,-draft`.")
+    tags: Strings = Field([], description="Returns premises that fit one of these clauses, such as `physics,-draft`.")
     generation: str = Field("", description="The generation to search. Default: the active one.")
     exact: bool = Field(False, description="Whether to search exactly, whatever the engine.")
     nprobe: Count = Field(0, description="The lists of an IVF index to visit. 0: as chosen when it was built.")
     ef_search: Count = Field(0, description="The breadth of a search by HNSW. 0: as chosen when it was built.")
     rerank: Count = Field(0, description="How many premises a cross-encoder ranks again, at least k. 0: none.")
     rerank_weight: float = Field(0.0, description="The weight of its score beside the first one. 0: its score alone.")
-    rerank_versions: list[str] = Field([], description="Several cross-encoders, which rank by the sum of their ranks.")
+    rerank_versions: Strings = Field([], description="Several cross-encoders, which rank by the sum of their ranks.")
     prior: float = Field(0.0, description="The share of premises that explained similar hypotheses, 0 to 1.")
     negative_feedback: float = Field(0.0, description="The share of the best premises' direction taken off, 0 to 1.")
     drop_self: bool = Field(True, description="Whether to drop a premise whose text is the query's.")
     truncate: bool = Field(False, description="Whether to cut texts that are too long instead of refusing them.")
     precision: Precision | None = Field(None, description="The precision of encoding. Default: the encoder's.")
     routing_key: str = Field("", description="Calls with the same key go to the same version of a canary.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, fields: Any) -> Any:
-        """Takes null for an absent field, as clients of other languages send it."""
-        return {name: one for name, one in fields.items() if one is not None} if isinstance(fields, dict) else fields
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

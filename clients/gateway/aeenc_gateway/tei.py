@@ -14,10 +14,10 @@ from starlette.responses import Response
 from aeenc.adapters.sentences import role_of
 from aeenc_gateway.embeddings import Texts, json_response, must_be_full
 from aeenc_gateway.fleet import PREMISE, Fleet
-from aeenc_gateway.operations import Operation
+from aeenc_gateway.operations import Body, Operation, Strings
 
 
-class EmbedRequest(BaseModel):
+class EmbedRequest(Body):
     """Texts to embed. Vectors have unit length also without `normalize`."""
 
     inputs: Texts = Field(description="One text, or several. No token ids.")
@@ -28,11 +28,11 @@ class EmbedRequest(BaseModel):
     dimensions: int | None = Field(None, description="The full length alone, which the index knows.")
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(Body):
     """A query and the texts to put in order."""
 
     query: str
-    texts: list[str]
+    texts: Strings
     raw_scores: bool = Field(False, description="The cross-encoder's own scores instead of ones between 0 and 1.")
     return_text: bool = False
     truncate: bool | None = Field(None, description="Whether to cut pairs that are too long instead of refusing them.")

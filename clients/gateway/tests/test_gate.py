@@ -195,6 +195,19 @@ async def test_nonsense_is_refused_and_named(before, double, body):
     assert (await before.post("/v1/embeddings", json=TEXT)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "sun", "truncate": None, "space_id": None, "model": None, "dimensions": None}),
+        ("/embed", {"inputs": "sun", "normalize": None, "truncation_direction": None}),
+        ("/v1/retrieve", {"corpus": "science", "query": "sun", "k": None, "queries": None}),
+        ("/v1/retrieve", {"corpus": "science", "query": "sun", "fusion": {"method": None, "features": None}}),
+    ],
+)
+async def test_null_stands_for_an_absent_field_also_within_another(before, path, body):
+    assert (await before.post(path, json=body)).status_code == 200
+
+
 @pytest.mark.parametrize("content", [b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
 async def test_what_is_not_http_ends_its_own_connection_alone(before, content):
     reader, writer = await asyncio.open_connection("127.0.0.1", before.base_url.port)

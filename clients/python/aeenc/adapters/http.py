@@ -32,6 +32,7 @@ HTTP_STATUS = {
     "DEADLINE_EXCEEDED": 504,
 }
 PROBLEM = "application/problem+json"
+MAX_FAULTS = 100  # of a body that are named: to write a million of them would hold up all others
 _OF_HTTP: dict[int, type[AeencError]] = {404: NotFound, 405: Unimplemented, 413: TooLarge}
 Respond = Callable[[Any, AeencError, int], Any]  # request, error, status of HTTP -> response
 
@@ -152,7 +153,10 @@ def error_handlers(respond: Respond) -> Mapping[Any, Callable[[Any, Any], Awaita
         return response
 
     async def on_invalid_body(request: Any, error: ValidationError) -> Any:
-        """A body that does not fit its schema: each wrong field by its name."""
+        """A body that does not fit its schema: each wrong field by its name, unless there are very many."""
+        if error.error_count() > MAX_FAULTS:
+            told = f"has {error.error_count():,} faults; compare it with what the call takes, and correct its shape"
+            return respond(request, InvalidArgument.field("body", told), 400)
         violations = [
             FieldViolation(_path(one["loc"]), one["msg"])
             for one in error.errors(include_url=False, include_input=False)

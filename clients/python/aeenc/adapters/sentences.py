@@ -157,7 +157,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
 def role_of(name: str) -> Role:
     """Returns the role that a prompt's name stands for. Raises InvalidArgument for an unknown one."""
     if name not in ROLES:
-        raise InvalidArgument.field("prompt_name", f"is {name!r}; give one of {', '.join(ROLES)}")
+        raise InvalidArgument.field("prompt_name", f"is {name!r:.60}; give one of {', '.join(ROLES)}")
     return ROLES[name]
 
 
@@ -168,7 +168,7 @@ def refuse(options: dict[str, Any]) -> None:
             raise InvalidArgument.field(name, "is not an option of AeencEncoder.encode")
         harmless, why = _REFUSED[name]
         if not any(value is one or (isinstance(value, str) and value == one) for one in harmless):
-            raise InvalidArgument.field(name, f"is {value!r}, which AeencEncoder cannot do: {why}")
+            raise InvalidArgument.field(name, f"is {value!r:.60}, which AeencEncoder cannot do: {why}")
 
 
 def _strings(sentences: Sequence[str]) -> list[str]:
