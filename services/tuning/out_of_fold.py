@@ -25,7 +25,7 @@ from services.index.ranking.fusion import POOL, Prior
 from services.index.ranking.stages import KEPT_SCORES, Call, Stages
 from services.index.values import ALL, FEATURES, VECTOR_FEATURES, Mode, Scope, SearchHits, TextQuery
 from services.store.artifacts import Artifact
-from services.tuning.words import ranks_in
+from services.tuning.words import drawn_of, ranks_in
 
 BLOCK = 256  # queries of a call
 RIDGE, STEPS = 1e-3, 50  # of the fit of features
@@ -55,12 +55,10 @@ class HeldOut:
 def drawn(folds: Sequence[HeldOut], most: int, seed: int) -> list[HeldOut]:
     """Draws at most so many queries of all folds; 0: all."""
     sizes = [len(fold.texts) for fold in folds]
-    if not most or sum(sizes) <= most:
-        return [*folds]
-    chosen = np.sort(np.random.default_rng(seed).permutation(sum(sizes))[:most])
+    chosen = drawn_of(sum(sizes), most, seed)
     found = []
     for fold, start in zip(folds, np.cumsum([0, *sizes]).tolist(), strict=False):
-        rows = [n - start for n in chosen.tolist() if start <= n < start + len(fold.texts)]
+        rows = [n - start for n in chosen if start <= n < start + len(fold.texts)]
         texts, gold = [fold.texts[n] for n in rows], [fold.gold[n] for n in rows]
         found.append(HeldOut(texts, gold, fold.vectors[rows], fold.prior))
     return found

@@ -175,13 +175,16 @@ def _proposed(trial: optuna.Trial, ranker: Ranker, words: list[str]) -> LexicalS
     )
 
 
+def drawn_of(count: int, most: int, seed: int) -> list[int]:
+    """Draws at most `most` of the numbers below `count`, in order; 0: all."""
+    return sorted(np.random.default_rng(seed).permutation(count)[: most or None].tolist())
+
+
 def measured_on(directory: Path, split: str, ranker: Ranker, most: int, seed: int) -> Measured:
     """Reads rated facts, or gold trees, of a split; at most `most` queries, drawn from the seed (0: all)."""
     dataset = load_data(directory)
     kept = list(strict_gold(gold_of(dataset, split)))
-    if most and len(kept) > most:
-        drawn = np.sort(np.random.default_rng(seed).permutation(len(kept))[:most])
-        kept = [kept[n] for n in drawn]
+    kept = [kept[n] for n in drawn_of(len(kept), most, seed)]
     if not kept:
         raise InvalidArgument(f"split {split!r} of {directory} has no query with a gold premise; name another split")
     candidates = dataset.candidates()

@@ -155,7 +155,7 @@ class Follower:
 
     def beat(self) -> None:
         """Starts to tell the others that this replica lives."""
-        beating = every(self._look_s, self._beat, "the others are not told that this replica lives")
+        beating = every(self._look_s, self._report, "the others are not told that this replica lives")
         self._tasks.append(asyncio.create_task(beating))
 
     def start(self) -> None:
@@ -174,7 +174,3 @@ class Follower:
     async def close(self) -> None:
         """Stops."""
         await cancel_all(self._tasks)
-
-    async def _beat(self) -> None:
-        with suppress(OSError):  # following says so
-            await self._report()
