@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from aeenc import errors
@@ -173,14 +173,18 @@ class CopiedRecords(Records):
         if (copy := self._copies.read(number)) is not None:
             return copy
         if (data := self._records.read(number)) is not None:
-            self._copies.create(number, data)
+            self._copy(number, data)
         return data
 
     def create(self, number: int, data: bytes) -> bool:
         """Creates a record as a whole. Returns False, and changes nothing, where one stands."""
         if created := self._records.create(number, data):
-            self._copies.create(number, data)
+            self._copy(number, data)
         return created
+
+    def _copy(self, number: int, data: bytes) -> None:
+        with suppress(OSError):  # a full disk keeps nobody from what the bucket has
+            self._copies.create(number, data)
 
     def remove(self, number: int) -> None:
         """Removes a record that may be gone already, and its copy."""

@@ -1,6 +1,8 @@
 """Indexes whose generations lie in a bucket: each with a directory of its own, which is a copy."""
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from services.corpus.active import CopiedRecords
 from services.index.catalogue import catalogue
 from services.index.catalogue.following import StoreWatch
 from services.index.values import Explanation
+from services.store.files import Documents
 from services.store.objects import Bucket, CachedStore
 from support.waiting import eventually, until
 from support.worlds.index_world import FACTS, facts, raises
@@ -135,6 +138,24 @@ async def test_a_request_repeated_at_the_other_host_is_answered_and_not_done_aga
     await two.client.delete("science", first.previous_generation, request_id="delete")
     await one.client.delete("science", first.previous_generation, request_id="delete")
     await raises(errors.AlreadyExists, one.client.delete("science", built.id, request_id="delete"), "delete")
+
+
+async def test_a_disk_too_full_for_copies_of_moves_keeps_nobody_from_making_and_following_them(hosts, monkeypatch):
+    one, two = hosts
+    other = (await one.client.build("science", facts()[:4], activate=False)).id
+
+    async def answered_by(index: Any, generation: str = "") -> bool:
+        return (await index.client.retrieve("science", [FACTS[0]], k=2, generation=generation)).generation == other
+
+    assert await answered_by(two, other)  # fetched while there is room
+
+    def full(_documents: Documents, key: str, _content: bytes) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), key)
+
+    monkeypatch.setattr(Documents, "create", full)  # a bucket has its own
+    await one.client.activate("science", other)
+    assert await answered_by(one)
+    await eventually(lambda: answered_by(two))
 
 
 async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_path: Path):
