@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -104,8 +105,16 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str):
         ModelOracle(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"{ nonsense", b"[" * 100_000])
-@pytest.mark.parametrize("spoilt", ["model.onnx", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize(
+    ("spoilt", "content"),
+    [
+        *itertools.product(["model.onnx", "tokenizer.json", "config.json"], [b"{ nonsense", b"[" * 100_000]),
+        ("config.json", b'{"max_position_embeddings": "many"}'),
+        ("config.json", b'{"model_type": "roberta", "pad_token_id": [1]}'),
+        ("config.json", b'{"id2label": {"entailment": 0}}'),
+        ("config.json", b'{"id2label": ["entailment"]}'),
+    ],
+)
 def test_a_file_that_is_spoilt_is_named(tmp_path: Path, spoilt: str, content: bytes):
     write_tiny_classifier(tmp_path, 1)
     (tmp_path / spoilt).write_bytes(content)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,19 @@ class ModelOracle(Oracle):
         if not 0 <= refuse < accept <= 1:
             raise InvalidArgument(f"accept {accept} and refuse {refuse} must satisfy 0 ≤ refuse < accept ≤ 1")
         root = Path(directory)
-        config = _read_config(root)
+        max_tokens, labels = _read_config(root)
         self.name = f"model-{root.resolve().name}"
         if complete is not None and not 0 <= complete <= 1:
             raise InvalidArgument.field("complete", f"is {complete}; give a probability, or None not to ask")
         self._accept, self._refuse, self._complete = accept, refuse, complete
-        self._tokenizer = _load_tokenizer(root, _max_tokens(config))
+        self._tokenizer = _load_tokenizer(root, max_tokens)
         self._session = _load_session(root, threads or os.cpu_count() or 1)
         self._inputs = [put.name for put in self._session.get_inputs()]
         if unknown := set(self._inputs) - _INPUTS.keys():
             raise FailedPrecondition(f"{root} needs the inputs {sorted(unknown)}; only {', '.join(_INPUTS)} are known")
         outputs = self._probabilities_of([("a", "b")])
         several = outputs.shape[1] > 1
-        self._column = _column(config, outputs.shape[1], label) if several else 0
+        self._column = _column(labels, outputs.shape[1], label) if several else 0
         self._premise_first = several if premise_first is None else premise_first
 
     def judge(self, task: Task) -> dict[str, Verdict] | Answer[dict[str, Verdict]]:
@@ -115,24 +115,20 @@ class ModelOracle(Oracle):
         return shares
 
 
-def _read_config(root: Path) -> dict[str, Any]:
+def _read_config(root: Path) -> tuple[int, dict[str, int]]:
+    """Reads how many tokens the model takes, and the numbers of its labels by their names."""
     path = root / "config.json"
     if not path.is_file():
         raise NotFound(f"{path} is not there; give a directory with model.onnx, tokenizer.json and config.json")
     try:
-        config = json_file(path)
-    except InvalidArgument as error:
-        raise DataLoss(f"{error.message}; restore it") from None
-    if not isinstance(config, dict):
-        raise DataLoss(f"{path} must hold one JSON object; restore it")
-    return config
-
-
-def _max_tokens(config: dict[str, Any]) -> int:
-    most = int(config.get("max_position_embeddings") or MAX_TOKENS)
-    if config.get("model_type") in _COUNTS_FROM_PADDING:
-        most -= int(config.get("pad_token_id") or 0) + 1
-    return min(most, MAX_TOKENS)
+        config: Any = json_file(path)
+        most = int(config.get("max_position_embeddings") or MAX_TOKENS)
+        if config.get("model_type") in _COUNTS_FROM_PADDING:
+            most -= int(config.get("pad_token_id") or 0) + 1
+        labels = {str(name): int(number) for number, name in (config.get("id2label") or {}).items()}
+    except (InvalidArgument, AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise DataLoss(f"{path} is not a model's configuration ({error}); restore it") from None
+    return min(most, MAX_TOKENS) if most > 0 else MAX_TOKENS, labels
 
 
 def _load_tokenizer(root: Path, max_tokens: int) -> Any:
@@ -173,9 +169,7 @@ def _load_session(root: Path, threads: int) -> Any:
         raise DataLoss(f"{path} cannot be loaded ({' '.join(str(error).split())[:200]}); restore it") from error
 
 
-def _column(config: dict[str, Any], outputs: int, label: str | None) -> int:
-    named = config.get("id2label")
-    labels = {str(name): int(number) for number, name in named.items()} if isinstance(named, dict) else {}
+def _column(labels: Mapping[str, int], outputs: int, label: str | None) -> int:
     if label is None:
         fitting = [number for name, number in labels.items() if _ENTAILMENT.match(name)]
     else:
