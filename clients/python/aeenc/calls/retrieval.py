@@ -342,6 +342,8 @@ async def rank(
         raise errors.InvalidArgument.field(
             "accessible", f"has {len(apart[1])} entries for {len(texts)} texts; give one each, or none"
         )
+    if apart[1] and (options.only_ids or options.before_id):
+        raise errors.InvalidArgument.field("accessible", "says what only_ids and before_id say; leave it or them out")
     options = replace(options, truncate=True)
     if not n:
         return await _ask(ask, corpus, options, texts, TEXTS, *apart)

@@ -25,28 +25,30 @@ async def wait_for_end(
 ) -> Work:
     """Follows events until the work has ended; `watch` starts them at a sequence number.
 
-    A service that restarts or refuses to be watched for now is watched again, after a pause.
+    A service that restarts or refuses to be watched for now is watched again, after a pause. Raises what `on_progress`
+    raises.
     """
-    loop = asyncio.get_running_loop()
     seq, in_vain = 0, 0
+    events = watch(1)
     while True:
-        before = seq
+        event: tuple[int, Work] | None = None
         refusal: errors.AeencError | None = None
         try:
-            async with asyncio.timeout(SILENT_S) as silence:
-                async for event_seq, work in watch(seq + 1):
-                    silence.reschedule(loop.time() + SILENT_S)
-                    seq = event_seq
-                    if on_progress is not None:
-                        on_progress(work)
+            async with asyncio.timeout(SILENT_S):
+                event = await anext(events, None)
         except PASSING as error:
             refusal = error
         except TimeoutError:
-            if not silence.expired():  # what `on_progress` raised
-                raise
+            pass
+        if event is not None:
+            (seq, work), in_vain = event, -1
+            if on_progress is not None:
+                on_progress(work)
+            continue
         work = await get()
         if work.state in ENDED:
             return work
-        in_vain = 0 if seq > before else in_vain + 1
+        in_vain += 1
         if refusal is not None or in_vain:
             await asyncio.sleep(pause_s(in_vain, refusal))
+        events = watch(seq + 1)
