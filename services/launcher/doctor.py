@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -236,7 +236,7 @@ async def _admin(targets: Targets) -> list[Finding]:
     if not targets.admin_token:
         return []
     try:
-        async with aeenc.connect_async(**targets.options(timeout_s=PATIENCE_S)) as client:
+        async with aeenc.connect_async(**replace(targets, timeout_s=PATIENCE_S).options()) as client:
             await anext(client.registry.list_labels(), None)
     except (errors.Unauthenticated, errors.PermissionDenied) as error:
         remedy = "set AEENC_ADMIN_TOKEN (--admin-token) to that of `aeenc up`"

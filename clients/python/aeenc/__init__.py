@@ -105,19 +105,15 @@ _HOMES = {
     "connect": "blocking",
     "connect_async": "client",
 }
-_MODULES = ("errors", "oracle", "trees", "values")
 _ALIASES = {"connect": "Client", "connect_async": "AsyncClient"}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            value = getattr(import_module(f"aeenc.{_HOMES[name]}"), _ALIASES.get(name, name))
-        elif name in _MODULES:
-            value = import_module(f"aeenc.{name}")
-        else:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value
+        value = import_module(f"aeenc.{_HOMES.get(name, name)}")  # a name without a home is a module
+        globals()[name] = value = getattr(value, _ALIASES.get(name, name)) if name in _HOMES else value
         return value
 
     def __dir__() -> list[str]:

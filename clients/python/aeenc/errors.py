@@ -62,9 +62,7 @@ class AeencError(Exception):
         self.violations = tuple(violations)
         self.retry_after_s = retry_after_s
         self.metadata = dict(metadata or {})
-        self.request_id = (
-            ""  # of the call that failed, under which the service's log has it; empty: no service answered
-        )
+        self.request_id = ""  # under which the service's log has the call that failed; empty: no service answered
 
     def __str__(self) -> str:
         return f"{self.message} (request {self.request_id})" if self.request_id else self.message

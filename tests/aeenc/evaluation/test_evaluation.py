@@ -21,7 +21,7 @@ from aeenc.evaluation import (
     metrics_of,
     query_id,
     ranks_of,
-    read_qrels,
+    read_grades,
     read_run,
     write_qrels,
     write_run,
@@ -79,8 +79,10 @@ def test_files_that_were_written_are_read_as_the_same_ranking(tmp_path: Path):
     read = read_run(run)
     for text, hits in rankings:
         assert list(read[query_id(text)]) == [name.replace(" ", "%20") for name, _ in hits]
-    relevant = read_qrels(qrels)
-    assert list(relevant.values()) == [[name.replace(" ", "%20") for name in names] for _, names in gold]
+    relevant = read_grades(qrels)
+    assert [list(names) for names in relevant.values()] == [
+        [name.replace(" ", "%20") for name in names] for _, names in gold
+    ]
     del read[query_id("query 3")]
     assert (ranks_of(read, relevant)[3] == UNRANKED).all()
 
@@ -90,8 +92,8 @@ def test_files_that_were_written_are_read_as_the_same_ranking(tmp_path: Path):
     [
         (read_run, "q Q0 d 1 0.5", ":2: 5 columns"),
         (read_run, "q Q0 d one 0.5 tag", ":2: rank and score"),
-        (read_qrels, "q 0 d yes", ":2: the relevance"),
-        (read_qrels, "q 0", ":2: 2 columns"),
+        (read_grades, "q 0 d yes", ":2: the relevance"),
+        (read_grades, "q 0", ":2: 2 columns"),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, read, line: str, said: str):
@@ -104,7 +106,7 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, read, line: str
 def test_qrels_without_a_relevant_document_are_refused(tmp_path: Path):
     (tmp_path / "qrels").write_text("q 0 d 0\n")
     with pytest.raises(InvalidArgument, match="no relevant"):
-        read_qrels(tmp_path / "qrels")
+        read_grades(tmp_path / "qrels")
 
 
 def better(rankings, gold):

@@ -24,7 +24,6 @@ from aeenc.evaluation import (
     query_id,
     ranks_of,
     read_grades,
-    read_qrels,
     recall_by_grade,
     write_qrels,
     write_run,
@@ -131,7 +130,6 @@ def test_grades_are_read_as_they_were_written(tmp_path: Path):
     write_qrels(tmp_path / "qrels", [("one", {"a b": 6, "c": 0.1, "d": 0}), ("none", {"a b": 0}), ("two", ["c"])])
     grades = read_grades(tmp_path / "qrels")
     assert grades == {query_id("one"): {"a%20b": 6.0, "c": 0.1, "d": 0.0}, query_id("two"): {"c": 1.0}}
-    assert read_qrels(tmp_path / "qrels") == {query_id("one"): ["a%20b", "c"], query_id("two"): ["c"]}
     assert [is_graded(grades), is_graded({"q": {"a": 1.0, "b": 0.0}})] == [True, False]
 
 

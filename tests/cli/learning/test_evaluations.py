@@ -14,7 +14,7 @@ from aeenc.blocking import BlockingTrainerClient
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
-from aeenc.evaluation import load_data, query_id, read_grades, read_qrels, read_run
+from aeenc.evaluation import load_data, query_id, read_grades, read_run
 from aeenc.loop import Round
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
@@ -217,8 +217,8 @@ async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mod
     assert not fleet.trainer.asked[0].training, "train is not split by train"
     dataset = Dataset.load(trees)
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
-    gold = {query_id(query.text): [ids[text] for text in query.gold] for query in dataset.queries("train")}
-    assert read_qrels(tmp_path / "qrels") == gold
+    gold = {query_id(query.text): {ids[text]: 1.0 for text in query.gold} for query in dataset.queries("train")}
+    assert read_grades(tmp_path / "qrels") == gold
     run = read_run(tmp_path / "run")
     assert set(run) == set(gold)
     assert ids["the magnet pulls the nail"] not in run[query_id("the magnet pulls the nail")]
@@ -235,8 +235,8 @@ async def test_qrels_have_the_ids_of_a_corpus_that_has_its_own(aeenc, fleet, tre
     files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
     ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--corpus", "mine", *files)
     assert ended.code == 0, ended.stderr
-    [gold] = read_qrels(tmp_path / "qrels").values()
-    assert gold == [f"mine-{texts.index('ice is light')}"]
+    [gold] = read_grades(tmp_path / "qrels").values()
+    assert gold == {f"mine-{texts.index('ice is light')}": 1.0}
     assert set(gold) <= set(read_run(tmp_path / "run")[query_id("ice floats")])
 
 

@@ -134,11 +134,6 @@ def read_grades(path: Path) -> dict[str, dict[str, float]]:
     return judged
 
 
-def read_qrels(path: Path) -> dict[str, list[str]]:
-    """Reads the relevant documents of each query. Raises InvalidArgument with file and line."""
-    return {query: [name for name, grade in rated.items() if grade] for query, rated in read_grades(path).items()}
-
-
 def ranks_of(run: Run, gold: Mapping[str, Iterable[str]]) -> list[Ranks]:
     """Looks up the ranks of each query's documents, in the order of `gold`; UNRANKED where the run lacks one."""
     return [

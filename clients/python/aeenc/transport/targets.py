@@ -96,10 +96,9 @@ class Targets:
         """Whether connections are TLS."""
         return self.tls or bool(self.ca)
 
-    def options(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Returns the arguments of `aeenc.connect` and `aeenc.connect_async`."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        return {**options, "tls": self.are_tls, "timeout_s": timeout_s or self.timeout_s}
+        return {**{name: getattr(self, name) for name in _OPTIONS}, "tls": self.are_tls}
 
     def channel(self, service: str, *, retry: Retry | bool = True, admin: bool = False) -> Channel:
         """Opens a connection to a service of SERVICES, with the admin credential if there is one and `admin` is set.

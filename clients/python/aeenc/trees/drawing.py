@@ -16,7 +16,7 @@ from html import escape
 from aeenc.trees.tree import ROOT, Tree
 
 _DOT_HEAD = """  graph [rankdir=LR, nodesep=0.15]
-  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif", fontsize=11]
+  node [shape=box, style="rounded,filled", fontname="sans-serif", fontsize=11]
   edge [dir=back, color=gray40]"""
 # Pixels.
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN, PADDING = 250, 46, 10, 16, 8
@@ -63,19 +63,18 @@ def to_dot(tree: Tree, *, width: int = 36, marked: Collection[str] = ()) -> str:
         if label in drawn:
             continue
         drawn.add(label)
-        lines.append(f"  {_quoted(label)} [label={_dot_label(tree.texts[label], width)}{_look(tree, label, marked)}]")
+        colour = _FILL[_kind(tree, label, marked)]
+        lines.append(f'  {_quoted(label)} [label={_dot_label(tree.texts[label], width)}, fillcolor="{colour}"]')
         for child in tree.children.get(label, ()):
             lines.append(f"  {_quoted(label)} -> {_quoted(child)}")
             waiting.append(child)
     return "\n".join([*lines, "}", ""])
 
 
-def _look(tree: Tree, label: str, marked: Collection[str]) -> str:
-    if label == ROOT:
-        return ', fillcolor="#fff3c4"'
+def _kind(tree: Tree, label: str, marked: Collection[str]) -> str:
     if tree.texts[label] in marked:
-        return ', fillcolor="#d9f2d9"'
-    return ', fillcolor="#e8eef7"' if label in tree.children else ""
+        return "marked"
+    return "root" if label == ROOT else "inner" if label in tree.children else "leaf"
 
 
 def _dot_label(text: str, width: int) -> str:
@@ -93,10 +92,10 @@ def _escaped(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Box:
-    """One node: its text in lines, and its top left corner."""
+    """One node: its text in lines, its colour, and its top left corner."""
 
     lines: tuple[str, ...]
-    kind: str
+    colour: str
     left: int
     top: float
 
@@ -136,10 +135,7 @@ def _placed(tree: Tree, marked: Collection[str]) -> dict[str, _Box]:
     waiting = [(ROOT, MARGIN)]
     while waiting:
         label, left = waiting.pop()
-        text = tree.texts[label]
-        kind = "root" if label == ROOT else "inner" if label in tree.children else "leaf"
-        kind = "marked" if text in marked else kind
-        boxes[label] = _Box(tuple(_wrapped(text)), kind, left, 0.0)
+        boxes[label] = _Box(tuple(_wrapped(tree.texts[label])), _FILL[_kind(tree, label, marked)], left, 0.0)
         for child in tree.children.get(label, ()):
             if child not in below:
                 below[label].append(child)
@@ -179,7 +175,7 @@ def _line(box: _Box, premise: _Box) -> str:
 def _drawn(box: _Box) -> str:
     frame = (
         f'<rect x="{box.left}" y="{box.top:.1f}" width="{BOX_WIDTH}" height="{box.height}" rx="6" '
-        f'fill="{_FILL[box.kind]}" stroke="#4a4a4a"/>'
+        f'fill="{box.colour}" stroke="#4a4a4a"/>'
     )
     first = box.top + PADDING + FONT_SIZE
     spans = (
