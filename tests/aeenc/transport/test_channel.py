@@ -185,13 +185,6 @@ async def test_a_last_attempt_without_time_does_not_hide_the_refusal_before_it()
     assert len(servicer.request_ids) == 2
 
 
-async def test_without_retry_the_first_failure_is_raised() -> None:
-    async with served(first(1, errors.Unavailable("starting")), retry=False) as (servicer, channel):
-        with pytest.raises(errors.Unavailable, match="starting"):
-            await EncoderClient(channel).encode(["a"])
-    assert len(servicer.request_ids) == 1
-
-
 async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
     async with served(lambda _: errors.Unavailable("starting")) as (servicer, channel):
         stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
@@ -294,6 +287,8 @@ async def test_attempts_can_be_counted() -> None:
         assert len(servicer.request_ids) == 4
     with pytest.raises(errors.InvalidArgument, match="attempts: must be at least 1, got 0"):
         Retry(attempts=0)
+    with pytest.raises(errors.InvalidArgument, match=r"hedge_s: must be positive, got 0\.0; None sends once"):
+        Retry(hedge_s=0.0)
 
 
 async def test_a_view_of_a_connection_has_its_own_token_and_deadline_and_is_closed_with_it() -> None:

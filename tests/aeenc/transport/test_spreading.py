@@ -227,8 +227,3 @@ async def test_a_read_on_a_connection_that_is_closed_meanwhile_says_so(fleet: Fl
     await client.channel.close()
     with pytest.raises(errors.FailedPrecondition, match="is closed"):
         await call
-
-
-async def test_the_time_before_another_server_is_asked_must_be_positive() -> None:
-    with pytest.raises(errors.InvalidArgument, match="hedge_s"):
-        Retry(hedge_s=0.0)

@@ -51,14 +51,8 @@ class FoundPremise:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the origin of this premise, as all integrations put it into their documents."""
-        return {
-            "score": self.score,
-            "rank": self.rank,
-            "model_version": self.model_version,
-            "rerank_versions": list(self.rerank_versions),
-            "generation": self.generation,
-            "unknown_splits": list(self.unknown_splits),
-        }
+        told = {name: value for name, value in vars(self).items() if name not in {"id", "text"}}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
 class ConnectsLater(Generic[C]):

@@ -29,10 +29,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "pool": ((None,), "the encoder service spreads the work; give several addresses or a DNS name"),
     "precision": ((None, "float32"), "the vectors are not quantized here"),
     "prompt": ((None, ""), "a checkpoint has prefixes of its own; give prompt_name 'query' or 'document'"),
-    "show_progress_bar": (
-        (None, False, True),
-        "there is none",
-    ),  # notebooks ask for it, and its absence changes nothing
+    "show_progress_bar": ((None, False, True), "there is none"),  # notebooks ask for it; its absence changes nothing
     "truncate_dim": ((None,), "the index knows vectors of full length alone"),
 }
 

@@ -201,20 +201,15 @@ class BatchQueue:
         self.trouble: errors.AeencError | None = None  # what last broke a stream, until the next answer
         self.heard_at = 0.0  # the loop's time of the last answer, or when the waiting for one began
         self.has_answers = False
+        self.is_ended = False  # no more batches come
         self._waiting: asyncio.PriorityQueue[Batch] = asyncio.PriorityQueue()
         self._open: dict[float, Batch] = {}
         self._submitted = 0
-        self._is_ended = False
 
     @property
     def is_open(self) -> bool:
         """Whether an answer is awaited."""
         return bool(self._open)
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether no more batches come."""
-        return self._is_ended
 
     def put(self, request: encoder_pb2.EncodeRequest) -> asyncio.Future[Encoded]:
         """Adds a batch; the future gets its answer."""
@@ -260,8 +255,8 @@ class BatchQueue:
 
     def end(self) -> None:
         """Takes no more batches and gives open ones up."""
-        if not self._is_ended:
-            self._is_ended = True
+        if not self.is_ended:
+            self.is_ended = True
             for batch in self._open.values():
                 batch.answer.cancel()
             last = encoder_pb2.EncodeRequest()

@@ -109,24 +109,21 @@ Wait = Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to w
 
 def moved_dict(moved: values.Publication | values.Rollback) -> dict[str, Any]:
     """Converts a moved label and its rollout to plain values."""
-    label = moved.label
+    label, gate = moved.label, {}
+    if isinstance(moved, values.Publication):
+        compared = [comparison_dict(one) for one in moved.comparisons]
+        gate = {"comparisons": compared, "not_compared": moved.not_compared}
     return {
         **_label_dict(label),
         "complete": moved.complete,
         "generation": moved.generation,
-        **({"gate": _gate_dict(moved)} if isinstance(moved, values.Publication) else {}),
+        **({"gate": gate} if gate else {}),
         "rollouts": [
             fields_of(rollout, "instance", "revision=label.revision", "ok", "reason")
             | {"lag": _lag(rollout, label.revision)}
             for rollout in moved.rollouts
         ],
     }
-
-
-def _gate_dict(moved: values.Publication) -> dict[str, Any]:
-    """Converts what the quality gate compared to plain values."""
-    compared = [comparison_dict(one) for one in moved.comparisons]
-    return {"comparisons": compared, "not_compared": moved.not_compared}
 
 
 def _gate_shown(gate: dict[str, Any]) -> list[RenderableType]:
@@ -194,7 +191,7 @@ def publish(
 
 def rollback(
     context: typer.Context,
-    label: Label = "stable",
+    label: Label = STABLE,
     space_id: Annotated[str, typer.Option("--space", help="Its space; default: the trainer's own.")] = "",
     corpus: Annotated[
         str, typer.Option(help="Take back the generation of this corpus that was published with its encoders.")

@@ -6,12 +6,12 @@ import asyncio
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from aeenc.cli.options import taking
-from aeenc.cli.oracle import Place, Remote, RemoteToken, place_of, remote_oracle
+from aeenc.cli.oracle import Remote, RemoteToken, place_of, remote_oracle, serve
 from aeenc.cli.output import fields_of, output_of
 from aeenc.errors import InvalidArgument
 from aeenc.files.lines import text_lines
@@ -97,7 +97,7 @@ def language_model_of(
 
 
 @taking(oracle=language_model_of, place=place_of)
-def llm(context: typer.Context, oracle: LanguageModelOracle | None, place: Place) -> None:
+def llm(context: typer.Context, oracle: LanguageModelOracle | None, place: dict[str, Any]) -> None:
     """Serves a language model as an oracle. Needs `pip install './clients/python[oracle-llm]'` (in a checkout).
 
     A schema, a temperature or a seed that the endpoint refuses is left out.
@@ -108,7 +108,7 @@ def llm(context: typer.Context, oracle: LanguageModelOracle | None, place: Place
     if oracle is None:
         raise InvalidArgument("give --base-url URL and --model NAME")
     out = output_of(context)
-    place.serve(oracle, out)
+    serve(oracle, place, out)
     used = oracle.usage
     out.note(f"{used.calls} calls, {used.prompt_tokens} + {used.answer_tokens} tokens, cost {used.cost:.4f}")
     for line in _invalid(oracle):

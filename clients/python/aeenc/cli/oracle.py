@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,26 +23,16 @@ from aeenc.oracles.remote import TIMEOUT_S, RemoteOracle
 from aeenc.trees import Dataset
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where an oracle listens, and for whom."""
+def serve(oracle: Oracle, place: dict[str, Any], out: Output) -> None:
+    """Serves at a place until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
 
-    address: str
-    token: str | None
-    cert: Path | None
-    key: Path | None
+    def listens(bound: str) -> None:
+        out.result({"oracle": oracle.name, "address": bound}, f"oracle {oracle.name} listens on {bound}")
 
-    def serve(self, oracle: Oracle, out: Output) -> None:
-        """Serves until SIGINT or SIGTERM; prints the address once it listens, so that port 0 works."""
-
-        def listens(bound: str) -> None:
-            out.result({"oracle": oracle.name, "address": bound}, f"oracle {oracle.name} listens on {bound}")
-
-        try:
-            options = {"token": self.token, "cert": self.cert, "key": self.key}
-            asyncio.run(serve_until_signal(oracle, listens, self.address, **options))
-        except Unavailable as error:
-            raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
+    try:
+        asyncio.run(serve_until_signal(oracle, listens, **place))
+    except Unavailable as error:
+        raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
 
 
 def place_of(
@@ -55,16 +44,16 @@ def place_of(
     ] = None,
     cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) of this oracle; makes connections TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key (PEM) of --cert.")] = None,
-) -> Place:
-    """Tells where an oracle listens, from the options of a command."""
-    return Place(address, token, cert, key)
+) -> dict[str, Any]:
+    """Tells where an oracle listens and for whom, as `serve_until_signal` takes it."""
+    return {"address": address, "token": token, "cert": cert, "key": key}
 
 
 @taking(place=place_of)
 def gold(
     context: typer.Context,
     trees: Annotated[Path, typer.Option("--trees", "--data", help=f"Gold trees, or rated facts. {LAYOUTS}")],
-    place: Place,
+    place: dict[str, Any],
     split: Annotated[str, typer.Option(help="The split that answers.")] = "train",
     mode: Annotated[Mode, typer.Option(help="Accept a query's own premises, or all below it.")] = "direct",
     steps: Annotated[
@@ -73,7 +62,7 @@ def gold(
     ] = False,
 ) -> None:
     """Serves an oracle that answers from gold trees, until SIGTERM or Ctrl-C."""
-    place.serve(GoldOracle(load_data(trees), split, mode=mode, steps=steps), output_of(context))
+    serve(GoldOracle(load_data(trees), split, mode=mode, steps=steps), place, output_of(context))
 
 
 Trees = Annotated[Path | None, typer.Option(help="Gold trees: a directory in EntailmentBank's layout.")]
@@ -104,7 +93,7 @@ def remote_oracle(
 def model(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(help="Directory with model.onnx, tokenizer.json and config.json.")],
-    place: Place,
+    place: dict[str, Any],
     accept: Accept = 0.8,
     refuse: Refuse = 0.2,
     label: Label = None,
@@ -135,13 +124,13 @@ def model(
         threads=threads,
         complete=complete,
     )
-    place.serve(oracle, output_of(context))
+    serve(oracle, place, output_of(context))
 
 
 @taking(place=place_of)
 def composite(
     context: typer.Context,
-    place: Place,
+    place: dict[str, Any],
     trees: Trees = None,
     split: Split = "train",
     model: Annotated[Path | None, typer.Option(help="A model's directory, as of `aeenc oracle model`.")] = None,
@@ -167,7 +156,7 @@ def composite(
         raise InvalidArgument("give at least two of --trees, --model and --remote")
     oracle = CompositeOracle(stages, audit=audit, seed=seed, audit_log=audit_log)
     out = output_of(context)
-    place.serve(oracle, out)
+    serve(oracle, place, out)
     for name, audited in oracle.audited.items():
         if audited.agreed or audited.disagreed:
             out.note(f"{name}: {audited.agreed} of {audited.agreed + audited.disagreed} audited verdicts confirmed")

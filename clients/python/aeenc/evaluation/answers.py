@@ -15,6 +15,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +203,6 @@ class _TrecQa:
         raise InvalidArgument(f"{self._place}: the file ends within {tag}; give the whole file")
 
 
-def _jsonl(path: Path) -> Iterator[_Row]:
-    for place, record in json_lines(path):
-        yield _record(place, record)
-
-
 def _json(path: Path) -> Iterator[_Row]:
     records = json_file(path)
     if not isinstance(records, list):
@@ -218,7 +214,7 @@ def _json(path: Path) -> Iterator[_Row]:
 _READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".tsv": _tsv,
     ".xml": lambda path: _TrecQa(path).rows(),
-    ".jsonl": _jsonl,
+    ".jsonl": lambda path: starmap(_record, json_lines(path)),
     ".json": _json,
 }
 

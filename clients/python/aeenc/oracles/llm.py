@@ -314,7 +314,7 @@ class LanguageModelOracle(Oracle):
     def _refused(self, error: Any, code: str, sent: Mapping[str, Any]) -> set[str]:
         """The fields that the endpoint does not take: those that it names, else all that it may not know.
 
-        None once it has completed any request, since it takes what that one had.
+        None of them once it has completed any request, since it takes what that one had.
         """
         if stale := sent.keys() & self._unknown:  # another call has learnt it meanwhile
             return set(stale)

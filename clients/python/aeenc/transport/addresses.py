@@ -118,8 +118,7 @@ async def _look_up(host: str, port: int) -> list[Address]:
         raise Unavailable(
             f"{host!r} cannot be resolved ({error.strerror or 'no answer in time'}); is the name right?"
         ) from None
-    return [Address(_spelled(family, address[0], port), host) for family, *_, address in rows]
-
-
-def _spelled(family: int, ip: str | int, port: int) -> str:
-    return f"ipv6:[{ip}]:{port}" if family == socket.AF_INET6 else f"ipv4:{ip}:{port}"
+    return [
+        Address(f"ipv6:[{ip}]:{port}" if family == socket.AF_INET6 else f"ipv4:{ip}:{port}", host)
+        for family, *_, (ip, *_) in rows
+    ]

@@ -16,8 +16,7 @@ import grpc
 from aeenc import errors
 
 if TYPE_CHECKING:  # a call that succeeds needs none
-    from google.protobuf.message import Message
-    from google.rpc import error_details_pb2, status_pb2
+    from google.rpc import error_details_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
 REQUEST_ID_KEY = "x-request-id"  # sent by the caller, and returned with an error
@@ -71,13 +70,13 @@ def details_of(error: errors.AeencError) -> bytes:
     bad = _violations_of(error, room_bytes=left_bytes - info.ByteSize() - FRAMING_BYTES)
     if len(bad.field_violations) < len(error.violations):
         info.metadata["violations"] = str(len(error.violations))
-    _pack(status, info)
+    status.details.add().Pack(info)
     if bad.field_violations:
-        _pack(status, bad)
+        status.details.add().Pack(bad)
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return bytes(status.SerializeToString())
 
 
@@ -94,10 +93,6 @@ def _violations_of(error: errors.AeencError, *, room_bytes: float) -> error_deta
             del bad.field_violations[-1]
             break
     return bad
-
-
-def _pack(status: status_pb2.Status, detail: Message) -> None:
-    status.details.add().Pack(detail)
 
 
 def from_rpc_error(rpc_error: grpc.aio.AioRpcError) -> errors.AeencError:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument, NotFound
@@ -111,7 +112,8 @@ class Dataset:
         splits: dict[str, dict[str, None]] = {text: {FACTS: None} for text in ids}
         for split in self.splits:
             for tree in self.trees(split):
-                for text in _premise_texts(tree):
+                for child in chain.from_iterable(tree.children.values()):
+                    text = tree.texts[child]
                     ids.setdefault(text, [content_id(text)])
                     splits.setdefault(text, {})[split] = None
         for split in self.splits:  # a hypothesis that is also a fact belongs to its split as well
@@ -166,12 +168,6 @@ def split_files(root: Path, task: str) -> list[Path]:
 
 def _split_order(split: str) -> tuple[int, str]:
     return _ORDER.get(split, len(_ORDER)), split
-
-
-def _premise_texts(tree: Tree) -> Iterator[str]:
-    for children in tree.children.values():
-        for child in children:
-            yield tree.texts[child]
 
 
 def content_id(text: str, kind: str = "text") -> str:
