@@ -410,7 +410,7 @@ async def answer_of(oracle: Oracle, task: Task) -> Answer[dict[str, Verdict]]:
     answer: Answer[Any] = given if isinstance(given, Answer) else Answer(given)
     said: object = answer.verdicts
     if isinstance(said, str | bytes) or not isinstance(said, Iterable):
-        raise _wrong(oracle, f"is {type(said).__name__} {_short(said)}; return a list of ids, or a mapping from id")
+        raise _wrong(oracle, f"is {type(said).__name__} {shown(said)}; return a list of ids, or a mapping from id")
     named = said if isinstance(said, Mapping) else list(said)
     _check_names(oracle, task, named)
     if not isinstance(named, Mapping):
@@ -426,10 +426,10 @@ def _check_names(oracle: Oracle, task: Task, names: Iterable[object]) -> None:
         if isinstance(name, str) and name in ids:
             continue
         if isinstance(name, str) and name in by_text:
-            raise _wrong(oracle, f"names the text {_short(name)}; return its id, {by_text[name]!r}")
+            raise _wrong(oracle, f"names the text {shown(name)}; return its id, {by_text[name]!r}")
         if isinstance(name, Candidate):
             raise _wrong(oracle, f"holds the candidate {name.id!r} itself; return its id")
-        raise _wrong(oracle, f"names {_short(name)}, which is not a candidate; return ids of task.candidates")
+        raise _wrong(oracle, f"names {shown(name)}, which is not a candidate; return ids of task.candidates")
 
 
 def _read(oracle: Oracle, premise_id: str, given: object) -> Verdict:
@@ -439,7 +439,7 @@ def _read(oracle: Oracle, premise_id: str, given: object) -> Verdict:
     if isinstance(judgement, bool) or not isinstance(judgement, int):
         raise _wrong(
             oracle,
-            f"gives {premise_id!r} the judgement {_short(judgement)}; give EXPLAINS, REFUSES, ABSTAINS or "
+            f"gives {premise_id!r} the judgement {shown(judgement)}; give EXPLAINS, REFUSES, ABSTAINS or "
             "UNSEEN of aeenc.oracle, or a Verdict",
         )
     return verdict
@@ -449,11 +449,6 @@ def _wrong(oracle: Oracle, problem: str) -> errors.Unavailable:
     error = errors.Unavailable(f"oracle {oracle.name!r}: the answer of its judge {problem}", reason="WRONG_ANSWER")
     log.error("%s", error.message)  # whoever runs the oracle must see it, not only the sampler
     return error
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:59]}…"
 
 
 def _credentials(cert: Path | str, key: Path | str) -> grpc.ServerCredentials:

@@ -109,7 +109,9 @@ class SamplerClient:
             step=step,
             max_negatives_per_query=max_negatives_per_query,
             max_nodes_per_tree=max_nodes_per_tree,
-            negative_filter=_filter(negative_filter),
+            negative_filter=negative_filter
+            if isinstance(negative_filter, Mapping | None)
+            else as_message(negative_filter, sampler_pb2.NegativeFilter, "negative_filter"),
         )
 
         held = accessible_by_text(accessible)
@@ -266,10 +268,3 @@ def _hypothesis(root: Any, accessible: Mapping[str, Accessible], texts: set[str]
     if told := accessible.get(made.text):
         made.MergeFrom(message(sampler_pb2.Hypothesis, **vars(told)))
     return made
-
-
-def _filter(given: Any) -> Any:
-    """Returns the message of a filter, or the mapping of its fields."""
-    if given is None or isinstance(given, Mapping):
-        return given
-    return as_message(given, sampler_pb2.NegativeFilter, "negative_filter")

@@ -223,11 +223,6 @@ def shown_time(at: datetime) -> str:
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def lasted_s(started: datetime, ended: datetime | None) -> float | None:
-    """Returns the seconds between two points in time; None while the second is not set."""
-    return (ended - started).total_seconds() if ended is not None else None
-
-
 _OUTCOMES = {"better": "better", "no_difference": "no difference shown", "worse": "worse"}
 
 

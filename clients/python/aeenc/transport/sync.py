@@ -85,6 +85,7 @@ class _Loop:
 
 
 LOOP = _Loop()
+run = LOOP.run
 
 
 class Caller:
@@ -223,11 +224,6 @@ class _Pass(AsyncIterator[T], Generic[T]):
         finally:
             self._is_asked = False
             loop.call_soon_threadsafe(self._news.set)
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the loop of the blocking clients and waits for its result."""
-    return Caller().run(coroutine)
 
 
 async def awaited(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -275,13 +276,10 @@ Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
 
 def find(client: Client, work_id: str) -> values.Run | values.Job:
     """Finds the run or the job of this id. Raises NotFound when it is neither."""
-    found: values.Run | values.Job
-    for get in (client.sampler.get_run, client.trainer.get_job):
-        try:
-            found = get(work_id)
-        except NotFound:
-            continue
-        return found
+    gets: tuple[Callable[[str], values.Run | values.Job], ...] = (client.sampler.get_run, client.trainer.get_job)
+    for get in gets:
+        with suppress(NotFound):
+            return get(work_id)
     raise NotFound(f"{work_id!r} is neither a run nor a job; `aeenc runs` and `aeenc jobs` list them")
 
 

@@ -10,7 +10,7 @@ import typer
 from aeenc import Client, values
 from aeenc.adapters.facts import path_of, read_facts
 from aeenc.cli.corpus import LAYOUTS, FileFormat, IdColumn, TextColumn, ensure_corpus
-from aeenc.cli.output import EndedBadly, Output, fields_of, fields_table, lasted_s, output_of
+from aeenc.cli.output import EndedBadly, Output, fields_of, fields_table, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import Source, accessible_of, load_data
@@ -35,7 +35,7 @@ def hypotheses_of(dataset: Source, split: str) -> list[tuple[str, str]]:
 
 def work_dict(kind: str, work: values.Run | values.Job, told: dict[str, Any]) -> dict[str, Any]:
     """Puts what is `told` of a run or a job between its id, state, error, corpus and start and the seconds it took."""
-    seconds = lasted_s(work.created_at, work.ended_at)
+    seconds = (work.ended_at - work.created_at).total_seconds() if work.ended_at else None
     started = work.created_at.isoformat(timespec="seconds")
     own = {kind: work.id, "state": work.state.name, "error": work.error, "corpus": work.config.corpus}
     return {**own, "started_at": started, **told, "seconds": seconds}
