@@ -74,7 +74,7 @@ def whole_folder(path: Path | str) -> Iterator[Path]:
     if target == Path.cwd():
         raise InvalidArgument(f"{path} is the working directory, which cannot be replaced; name a folder in it")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise AlreadyExists(f"{target} exists and is not an empty folder; remove it, or give another name")
+        raise AlreadyExists(f"{path} exists and is not an empty folder; remove it, or give another name")
     temporary = _beside(target)
     temporary.mkdir()
     try:
