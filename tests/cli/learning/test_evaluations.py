@@ -240,14 +240,17 @@ async def test_qrels_have_the_ids_of_a_corpus_that_has_its_own(aeenc, fleet, tre
     assert set(gold) <= set(read_run(tmp_path / "run")[query_id("ice floats")])
 
 
-async def test_a_gold_premise_that_a_corpus_lacks_is_named_instead_of_left_out_of_qrels(aeenc, fleet, trees, tmp_path):
+async def test_figures_are_told_and_what_keeps_their_qrels_or_run_from_being_written_is_named(
+    aeenc, fleet, trees, tmp_path
+):
     (tmp_path / "facts.jsonl").write_text(json.dumps({"id": "mine", "text": "ice is cold"}) + "\n")
     built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", tmp_path / "facts.jsonl")
     fleet.trainer.report = report(generation=built.json["generation"])
-    words = ("evaluate", "--data", trees, "--corpus", "mine", "--qrels", tmp_path / "qrels")
-    ended = await aeenc(*fleet.options, "--json", *words)
-    assert ended.error["status"] == "FAILED_PRECONDITION"
-    assert "gold premise 'ice is light' is not in generation" in ended.error["message"]
+    told = "gold premise 'ice is light' is not in generation"
+    for option, to, code, message in (("--qrels", tmp_path / "qrels", 4, told), ("--run", "/proc/none", 2, "/proc")):
+        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--corpus", "mine", option, to)
+        assert (ended.code, message in ended.error["message"]) == (code, True), ended
+        assert ended.json["generation"] == built.json["generation"], "what was measured is told in any case"
     assert not (tmp_path / "qrels").exists()
 
 

@@ -108,6 +108,8 @@ async def test_built_trees_are_scored_and_what_needs_a_similarity_is_named(aeenc
     }
     one, two = map(json.loads, (tmp_path / "scores.jsonl").read_text().splitlines())
     assert (one["id"], one["steps"]["F1"], two["id"], two["steps"]["F1"]) == ("one", 1, "two", 0)
+    unwritten = await aeenc("--json", "score-trees", *files, "--by-tree", "/proc/none")
+    assert (unwritten.code, unwritten.json) == (2, ended.json), "the means are told in any case"
     shown = await aeenc("score-trees", *files)
     assert "left out: intermediates and overall, which need --similarity" in shown.stdout
 

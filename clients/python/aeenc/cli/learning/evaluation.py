@@ -256,6 +256,9 @@ def evaluate(
         if against:
             other = evaluated(corpus, label=against, ranks=True, strict_only=True)
             measured["against"] = comparison_dict(_compared(answer, other))
+        tables = report_tables(measured, whole=whole or "graded" in measured)
+        result = {"corpus": corpus, "split": split, **measured}
+        out.result(result, *tables, *_against(measured), _source(split, measured))  # first: a file may fail
         names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
         if run is not None:
             pinned = measured["model_version"] or None, measured["generation"]
@@ -263,11 +266,6 @@ def evaluate(
             ranker.write(out, run, [text for text, _ in strict_gold(queries)], names)
         if qrels is not None:
             write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
-    counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
-    encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
-    source = f"{split}: {counts}; {encoder}generation {measured['generation']}"
-    result = {"corpus": corpus, "split": split, **measured}
-    out.result(result, *report_tables(measured, whole=whole or "graded" in measured), *_against(measured), source)
 
 
 def strata_of(names: Sequence[StrataName], dataset: Source, split: str) -> dict[str, Strata]:
@@ -338,6 +336,12 @@ def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -
 def _precision(ranks: values.GoldRanks) -> float:
     """The average precision of a query; rank 0 is that of a premise that was not found."""
     return average_precision(np.array([rank or UNRANKED for rank in ranks.strict]))
+
+
+def _source(split: str, measured: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{measured[name]:,} {name}" for name in ("queries", "pairs", "candidates"))
+    encoder = f"encoder {measured['model_version']}, " if measured["model_version"] else ""
+    return f"{split}: {counts}; {encoder}generation {measured['generation']}"
 
 
 def _against(measured: Mapping[str, Any]) -> list[str]:

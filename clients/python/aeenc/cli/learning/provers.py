@@ -128,9 +128,6 @@ def score_trees(
     out = output_of(context)
     if empty := sum(one.steps == () for one in predicted):
         out.note(f"{empty:,} of {len(gold):,} gold trees have no step in {predictions}; they score 0")
-    if by_tree is not None:
-        with whole_file(by_tree) as file:
-            file.writelines(json.dumps({"id": one.id, **one.to_dict()}) + "\n" for one in scores)
     means = proofs.mean_scores(scores)
     result: dict[str, Any] = {"trees": len(gold), **means}
     columns = ("P", "R", "F1", "AllCorrect")
@@ -141,6 +138,9 @@ def score_trees(
         shown.append("left out: intermediates and overall, which need --similarity MODULE:FUNCTION")
     if by_tree is None or not is_stdout(by_tree):
         out.result(result, *shown)
+    if by_tree is not None:
+        with whole_file(by_tree) as file:
+            file.writelines(json.dumps({"id": one.id, **one.to_dict()}) + "\n" for one in scores)
 
 
 def _function(name: str) -> proofs.Similarity:
