@@ -57,16 +57,16 @@ async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet,
 async def test_an_encoder_is_compared_with_the_one_before(aeenc, fleet, trees):
     ranks = [types_pb2.GoldRanks(strict=[n % 3 + 1]) for n in range(20)]
     fleet.trainer.reports = [
-        report(ranks=[types_pb2.GoldRanks(strict=[1]), *ranks[1:]]),
         report(ranks=[types_pb2.GoldRanks(strict=[0]), *[types_pb2.GoldRanks(strict=[9])] * 19], model_version="q8"),
+        report(ranks=[types_pb2.GoldRanks(strict=[1]), *ranks[1:]]),
     ]
     ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--against", "previous")
     told = ended.json["against"]
     assert (told["version"], told["queries"], told["outcome"]) == ("q8", 20, "better")
     assert told["version_map"] == pytest.approx(19 / 9 / 20)
-    first, second = fleet.trainer.asked
-    assert (first.config.ranks, second.config.ranks, second.config.model.label) == (True, True, "previous")
-    fleet.trainer.reports = [report(ranks=ranks), report(ranks=ranks, model_version="q8")]
+    other, own = fleet.trainer.asked
+    assert (other.config.model.label, other.config.ranks, own.config.ranks) == ("previous", True, True)
+    fleet.trainer.reports = [report(ranks=ranks, model_version="q8"), report(ranks=ranks)]
     shown = (await aeenc(*fleet.options, "evaluate", "--data", trees, "--against", "previous")).stdout
     assert "against q8, MAP 0.625: no difference shown (+.000, p 1.000)" in shown
 

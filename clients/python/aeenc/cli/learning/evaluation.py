@@ -244,6 +244,8 @@ def evaluate(
             "strict_only": protocol == "strict",
         }
         pairs = sum(sum(map(bool, gold.values())) for _, gold in strict_gold(queries))
+        # first: a label that is misspelt costs no time
+        other = evaluated(corpus, label=against, ranks=True, strict_only=True) if against else None
         answer = evaluated(corpus, generation=generation, ranks=bool(against) or pairs <= RANKED_PAIRS, **whole_report)
         measured = report_dict(answer)
         if not conditioned:
@@ -253,8 +255,7 @@ def evaluate(
             ranked = {} if conditioned or pairs > RANKED_PAIRS else strata
             evaluated_in = partial(evaluated, **whole_report)
             measured["folded"] = _folded(connected, place, dataset, accessible, queries, ranked, evaluated_in)
-        if against:
-            other = evaluated(corpus, label=against, ranks=True, strict_only=True)
+        if other is not None:
             measured["against"] = comparison_dict(_compared(answer, other))
         tables = report_tables(measured, whole=whole or "graded" in measured)
         result = {"corpus": corpus, "split": split, **measured}
