@@ -69,14 +69,15 @@ async def test_each_round_samples_with_the_encoder_of_the_last_and_learns_from_a
     assert len(services.published) == 4, "a loop that has ended does nothing"
 
 
-async def test_later_rounds_may_sample_otherwise_than_the_first(world: World):
+async def test_later_rounds_may_sample_otherwise_than_the_first_and_train_on_from_the_round_before(world: World):
     both, positives = sampler_pb2.COLLECT_BOTH, sampler_pb2.COLLECT_POSITIVES_ONLY
-    await world.go(rounds=3, run={"k": 30, "collect": both}, later_run={"collect": positives})
+    await world.go(rounds=3, run={"k": 30, "collect": both}, later_run={"collect": positives}, restart=False)
     assert [(run.k, run.collect) for run in world.services.runs.values()] == [
         (30, both),
         (30, positives),
         (30, positives),
     ]
+    assert [job.base_version for job in world.services.jobs.values()] == ["q0", "q1", "q2"]
 
 
 async def test_a_journal_of_a_newer_release_is_refused_by_name_and_stays(world: World):
@@ -86,11 +87,6 @@ async def test_a_journal_of_a_newer_release_is_refused_by_name_and_stays(world: 
     with pytest.raises(errors.FailedPrecondition, match="has format_version 2, this release reads up to 1"):
         await world.go(rounds=2)
     assert world.journal.read_text() == newer
-
-
-async def test_a_loop_may_train_on_from_the_round_before(world: World):
-    await world.go(rounds=3, restart=False)
-    assert [job.base_version for job in world.services.jobs.values()] == ["q0", "q1", "q2"]
 
 
 async def test_a_round_that_lifts_nothing_ends_the_loop_with_the_best_version_served(world: World):

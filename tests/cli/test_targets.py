@@ -30,15 +30,12 @@ def write_fleet(folder, **targets):
     (folder / "fleet.json").write_text(json.dumps({"format_version": 1, "targets": targets}))
 
 
-async def test_the_fleet_file_of_the_directory_is_found(aeenc, filled, tmp_path):
+async def test_the_fleet_file_of_the_directory_is_found_or_that_of_aeenc_home(aeenc, filled, tmp_path, monkeypatch):
     write_fleet(tmp_path / "cwd" / ".aeenc", index=filled.index)
     assert (await aeenc("retrieve", "science", "ice")).code == 0
-
-
-async def test_aeenc_home_names_another_folder(aeenc, filled, tmp_path, monkeypatch):
-    write_fleet(tmp_path / "elsewhere", index=filled.index)
+    write_fleet(tmp_path / "elsewhere", index="127.0.0.1:1")
     monkeypatch.setenv("AEENC_HOME", str(tmp_path / "elsewhere"))
-    assert (await aeenc("retrieve", "science", "ice")).code == 0
+    assert (await aeenc("--timeout", 0.2, "retrieve", "science", "ice")).code == 3
 
 
 async def test_the_environment_goes_before_the_file_and_an_option_before_both(aeenc, filled, tmp_path, monkeypatch):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import json
 from collections.abc import AsyncIterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,11 +112,12 @@ async def test_who_stops_waiting_ends_the_call(target: str, index: Index):
     retriever.close()
 
 
-async def test_the_token_travels_given_or_of_the_environment(
+async def test_address_and_token_are_given_or_of_the_environment(
     target: str, index: Index, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("AEENC_TOKEN", "of-the-environment")
-    await PremiseRetriever("science", index=target).retrieve_async(QUERY)
+    monkeypatch.setenv("AEENC_INDEX", target)
+    await PremiseRetriever("science").retrieve_async(QUERY)
     await PremiseRetriever("science", index=target, token="given").retrieve_async(QUERY)
     assert index.tokens == ["Bearer of-the-environment", "Bearer given"]
 
@@ -133,18 +132,6 @@ async def test_options_of_one_call_go_before_those_of_the_retriever(target: str,
     retriever.close()
 
 
-async def test_the_address_comes_from_the_environment_or_a_running_fleet(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("AEENC_HOME", str(tmp_path))
-    monkeypatch.delenv("AEENC_INDEX", raising=False)
-    (tmp_path / "fleet.json").write_text(json.dumps({"format_version": 1, "targets": {"index": target}}))
-    assert await PremiseRetriever("science").retrieve_async(QUERY)
-    (tmp_path / "fleet.json").unlink()
-    monkeypatch.setenv("AEENC_INDEX", target)
-    assert await PremiseRetriever("science").retrieve_async(QUERY)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -155,13 +142,6 @@ async def test_the_address_comes_from_the_environment_or_a_running_fleet(
 def test_a_wrong_option_is_named(options: dict[str, object], words: str):
     with pytest.raises(errors.InvalidArgument, match=words):
         PremiseRetriever("science", options=options)
-
-
-async def test_an_unknown_mode_is_named(target: str):
-    retriever = PremiseRetriever("science", index=target, options={"mode": "sparse"})
-    with pytest.raises(errors.InvalidArgument, match="mode: is 'sparse'; give one of dense"):
-        await retriever.retrieve_async(QUERY)
-    retriever.close()
 
 
 async def test_a_used_retriever_is_copied_and_sent_to_other_processes_without_its_connection(target: str):

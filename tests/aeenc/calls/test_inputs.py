@@ -101,6 +101,7 @@ ODD: list[tuple[str, Call]] = [
     (r"request_id: is 'a\\nb'; give", lambda channel: encoded(channel, ["a"], request_id="a\nb")),
     ("k: is -1; give a whole number from 0 to 4,294,967,295", lambda channel: retrieved(channel, k=-1)),
     ("k: is 1099511627776; give a whole number", lambda channel: retrieved(channel, k=2**40)),
+    ("mode: is 'sparse'; give one of dense", lambda channel: retrieved(channel, mode="sparse")),
     ("prior: is 'much'; give a number", lambda channel: retrieved(channel, prior="much")),
     ("method: is 'foo'; give one of min_max", lambda channel: retrieved(channel, fusion=fused("foo"))),
     ("fusion: is 'min_max'; give a Fusion", lambda channel: retrieved(channel, fusion="min_max")),

@@ -245,18 +245,13 @@ async def test_a_handshake_that_takes_a_moment_fails_no_call() -> None:
         await reached(call_once, times=3)
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_a_service_that_is_away_is_named_and_given_up_long_before_the_deadline() -> None:
     async with served(lambda _: None) as (_, channel):
         target = channel.target
     absent = Channel(target, timeout_s=0.2)
     with pytest.raises(errors.Unavailable, match=f"no service answers at {target} .*is it running"):
         await EncoderClient(absent).encode(["a"])
     await absent.close()
-
-
-async def test_a_service_that_is_away_is_given_up_long_before_the_deadline() -> None:
-    async with served(lambda _: None) as (_, channel):
-        target = channel.target
     absent = Channel(target, timeout_s=60, retry=Retry(away_s=0.3), remedy="start it with `aeenc up`")
     started = time.monotonic()
     with pytest.raises(errors.Unavailable, match=r"connection refused.*; start it with `aeenc up`$") as caught:
