@@ -54,7 +54,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     index_admin = Channel(settings.index_target, **settings.peer(admin=True))
     index = IndexClient(Channel(settings.index_target, **settings.peer()), index_admin)
     tandems = Tandems(redis, settings.namespace)
-    building = TandemBuilder(registry, index, tandems, store)
+    building = TandemBuilder(registry, index, tandems, store, checkpoints.store)
     holding = Channel(settings.index_target, **{**settings.peer(admin=True), "timeout_s": HOLD_S, "retry": False})
     holds = GenerationHolds(redis, store.keys, IndexClient(holding))
     jobs_dir = settings.state_dir / "jobs"

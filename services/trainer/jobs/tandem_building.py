@@ -6,6 +6,7 @@ own label, removed once the generation is built. Nothing that serves changes.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from aeenc import errors
 from aeenc.index import IndexClient
 from aeenc.values import Premise
+from services.corpus.generation import open_generation
 from services.kit.concurrency import finish
 from services.kit.logs import get
+from services.store.artifacts import ArtifactStore
 from services.store.life_cycles import LIVE
 from services.store.registry import Registry
 from services.trainer.jobs.job import Job, JobStore
@@ -50,11 +53,12 @@ class TandemBuilder:
         index: IndexClient,
         tandems: Tandems,
         jobs: JobStore,
+        store: ArtifactStore,
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._registry, self._index, self._tandems, self._jobs = registry, index, tandems, jobs
-        self._patience_s = patience_s
+        self._store, self._patience_s = store, patience_s
 
     async def build(self, job: Job, space_id: str, version: str, premise_version: str) -> Tandem:
         """Builds the generation, or continues an earlier attempt. The checkpoints must be registered.
@@ -69,12 +73,14 @@ class TandemBuilder:
             label = await self._registry.set_label(space_id, name, version)
             await await_all(self._registry, label, self._patience_s)
             corpus = job.config.corpus
+            begun = await asyncio.to_thread(open_generation, self._store, corpus, job.generation)
             generation = await self._index.build(
                 corpus,
                 _PremisesOf(self._index, corpus, job.generation),
                 activate=False,
                 request_id=f"tandem {job.id}",
                 space_id=space_id,
+                fold_similar=begun.is_folded,
                 truncate=True,  # as in its first generation, which may have been built so
             )
             if generation.premise_version != premise_version:

@@ -144,7 +144,9 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
         client = await stack.enter_async_context(AsyncClient(index=index_target))
         await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
         base = (await client.index.build(corpus, PREMISES)).id
-        building = TandemBuilder(rows, client.index, tandems, JobStore(redis, namespace), patience_s=20.0)
+        building = TandemBuilder(
+            rows, client.index, tandems, JobStore(redis, namespace), tandem_space.store, patience_s=20.0
+        )
         yield TandemWorld(
             tandem_space,
             trainer,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aeenc import IndexClient, errors
+from services.corpus.generation import open_generation
 from services.kit.concurrency import cancel_all
 from services.store.registry import Registry
 from services.trainer.jobs.tandem_building import TandemBuilder
@@ -40,6 +41,14 @@ async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_
     }
     assert listed[pairs[0].version] == tandem.generation
     assert listed[world.space.version] == ""
+
+
+async def test_a_tandem_of_a_folded_generation_is_folded(world: TandemWorld, pairs: list[TandemCheckpoints]) -> None:
+    folded = await world.index.build(world.corpus, PREMISES, fold_similar=True)
+    tandem = await world.tandem(pairs[0], world.job(generation=folded.id))
+    opened = [open_generation(world.space.store, world.corpus, one) for one in (folded.id, tandem.generation)]
+    assert [one.is_folded for one in opened] == [True, True]
+    assert [*opened[0].premises] == [*opened[1].premises]
 
 
 async def test_a_build_that_fails_leaves_no_label_and_goes_on_when_it_is_asked_again(
@@ -93,6 +102,6 @@ async def test_labels_of_jobs_that_have_ended_or_were_deleted_are_swept(
     others = ["job-0123456789abcdef", "job-of-somebody"]
     for label in (f"job-{job.id}", "job-0123456789abcdef-01234567", *others):
         await world.rows.set_label(pairs[0].space_id, label, pairs[0].version)
-    sweeping = TandemBuilder(world.rows, world.index, world.tandems, store)
+    sweeping = TandemBuilder(world.rows, world.index, world.tandems, store, world.space.store)
     await sweeping.sweep()
     assert sorted(row.name for row in await world.rows.labels(pairs[0].space_id)) == others
