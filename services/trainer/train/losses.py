@@ -24,17 +24,9 @@ Formula = Callable[..., Any]  # tensors and Options to a scalar
 class Options(Protocol):
     """The numbers of a job's configuration that formulas have."""
 
-    @property
-    def temperature(self) -> float:
-        """What cosines are divided by in a softmax."""
-
-    @property
-    def margin(self) -> float:
-        """The cosine that is far enough."""
-
-    @property
-    def guide_margin(self) -> float:
-        """The guide's cosine below the positive that is far enough."""
+    temperature: float  # what cosines are divided by in a softmax
+    margin: float  # the cosine that is far enough
+    guide_margin: float  # the guide's cosine below the positive that is far enough
 
 
 def full_corpus_softmax(cosines: Tensor, rows: Tensor, against: Tensor, options: Options) -> Tensor:
