@@ -4,17 +4,19 @@
 // the task is tried again; they never count as a refusal.
 
 import { createHash, timingSafeEqual } from "node:crypto";
-import { readFileSync } from "node:fs";
 import { createSecureServer, createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { BlockList, isIP, type AddressInfo } from "node:net";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
+import { bytesOf } from "./channel.js";
 import { AeencError } from "./errors.js";
+import { listOf, pick, refuse, refuseOdd } from "./inputs.js";
 import {
-  Judgement as JudgementNumber, NodeVerdict, OracleService, Remark, type OracleTask,
+  AnswerSchema, Judgement as JudgementNumber, NodeVerdict, OracleService, Remark, type OracleTask,
 } from "./gen/aeenc/v1/oracle_pb.js";
 import { type RankedPremise } from "./gen/aeenc/v1/types_pb.js";
 import { ErrorInfoSchema } from "./gen/google/rpc/error_details_pb.js";
+import { bare } from "./targets.js";
 
 /** `refuses` makes a hard negative; `abstains` and `unseen` never make one. */
 export type Judgement = "explains" | "refuses" | "abstains" | "unseen";
@@ -118,11 +120,14 @@ export interface OracleServer {
   stop(graceMs?: number): Promise<void>;
 }
 
-/** Serves an oracle. Throws INVALID_ARGUMENT for an open address without a token, UNAVAILABLE for a taken port. */
+/** Serves an oracle. Throws INVALID_ARGUMENT for an open address without a token, for a blank token and for files that
+ * cannot be read, UNAVAILABLE for a taken port. */
 export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): Promise<OracleServer> {
-  const { address = "127.0.0.1:50060", token, cert, key } = options;
+  const { address = "127.0.0.1:50060", cert, key } = options;
+  const token = bare(options.token === "" ? " " : options.token); // an empty one, which would admit all, is blank
   const colon = address.lastIndexOf(":");
   const host = address.slice(0, colon).replace(/^\[|\]$/g, "");
+  if (!/^.*:\d{1,5}$/.test(address) || Number(address.slice(colon + 1)) > 65535) refuse("address", address, "give host:port");
   if (!token && !options.allowInsecure && !isLoopback(host)) {
     throw new AeencError(
       "INVALID_ARGUMENT",
@@ -140,7 +145,7 @@ export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): 
   const handler = connectNodeAdapter({ routes, connect: false, grpcWeb: false });
   const server: Http2Server =
     cert && key
-      ? createSecureServer({ cert: readFileSync(cert), key: readFileSync(key) }, handler)
+      ? createSecureServer({ cert: bytesOf("cert", cert), key: bytesOf("key", key) }, handler)
       : createServer(handler);
   const sessions = new Set<ServerHttp2Session>();
   server.on("session", (session) => sessions.add(session.once("close", () => sessions.delete(session))));
@@ -182,16 +187,28 @@ async function answerOf(oracle: Oracle, runId: string, message: OracleTask) {
   const answer = await judged(oracle, task);
   const whole = isWhole(answer, task) ? answer : undefined;
   const verdicts = readAnswer(task, whole ? whole.verdicts : answer);
+  try {
+    const sent = messageOf(oracle, task, verdicts, whole);
+    refuseOdd(AnswerSchema, sent);
+    return sent;
+  } catch (error) {
+    throw error instanceof AeencError ? wrong(`cannot be sent: ${error.message}`) : error;
+  }
+}
+
+/** The message of an answer. Throws INVALID_ARGUMENT for what is no list, and for an unknown word. */
+function messageOf(oracle: Oracle, task: Task, verdicts: Map<string, Verdict>, whole: NodeAnswer | undefined) {
+  const texts = (name: "intermediates" | "written" | "additions") => [...listOf(name, whole?.[name] ?? [])] as string[];
   return {
     taskId: task.taskId,
     annotator: oracle.name ?? "oracle",
     note: whole?.note,
-    nodeVerdict: whole?.nodeVerdict && NODE_NUMBERS[whole.nodeVerdict],
-    additions: whole?.additions?.map((premiseId) => ({ premiseId, judgement: NUMBERS.explains })),
-    intermediates: [...(whole?.intermediates ?? [])],
-    alternatives: whole?.alternatives?.map((premiseIds) => ({ premiseIds: [...premiseIds] })),
+    nodeVerdict: whole?.nodeVerdict && pick("nodeVerdict", NODE_NUMBERS, whole.nodeVerdict),
+    additions: texts("additions").map((premiseId) => ({ premiseId, judgement: NUMBERS.explains })),
+    intermediates: texts("intermediates"),
+    alternatives: listOf("alternatives", whole?.alternatives ?? []).map((ids, n) => ({ premiseIds: [...listOf(`alternatives[${n}]`, ids)] as string[] })),
     inference: whole?.inference,
-    written: [...(whole?.written ?? [])],
+    written: texts("written"),
     verdicts: task.candidates.map(({ id }) => {
       const { judgement, leaf, grade, annotator, remark } = verdicts.get(id) ?? { judgement: "unseen" };
       const remarked = remark && REMARK_NUMBERS[remark];

@@ -75,7 +75,7 @@ export function findTargets(given: ConnectOptions): Targets {
 }
 
 /** Returns a token without blanks around it. Throws INVALID_ARGUMENT for one that no header holds; it is not shown. */
-function bare(token: string | undefined): string | undefined {
+export function bare(token: string | undefined): string | undefined {
   if (!token || /^[!-~]{1,8192}$/.test(token.trim())) return token?.trim();
   throw new AeencError(
     "INVALID_ARGUMENT",

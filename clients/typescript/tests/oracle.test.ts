@@ -4,18 +4,18 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { createClient, type ConnectError } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { serveOracle, type Answer, type NodeAnswer, type Task } from "aeenc";
+import { serveOracle, type Answer, type NodeAnswer, type OracleOptions, type Task } from "aeenc";
 import { Judgement, NodeVerdict, OracleService, Remark } from "aeenc/v1/oracle";
 
 const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premise: { id, text: id }, rank: place + 1, score: 0.5 }));
 
-async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secret") {
-  const { verdicts } = await answerOf(judge, sent);
+async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secret", token = sent) {
+  const { verdicts } = await answerOf(judge, sent, token);
   return Object.fromEntries(verdicts.map((verdict) => [verdict.premiseId, verdict]));
 }
 
-async function answerOf(judge: (task: Task) => Answer | NodeAnswer | Promise<Answer>, sent = "secret") {
-  const server = await serveOracle({ name: "test", judge }, { address: "127.0.0.1:0", token: "secret" });
+async function answerOf(judge: (task: Task) => Answer | NodeAnswer | Promise<Answer>, sent = "secret", token = sent) {
+  const server = await serveOracle({ name: "test", judge }, { address: "127.0.0.1:0", token });
   const baseUrl = `http://${server.address}`;
   const sessionManager = new Http2SessionManager(baseUrl);
   const client = createClient(OracleService, createGrpcTransport({ baseUrl, sessionManager }));
@@ -76,6 +76,12 @@ const wrong: [string, unknown, RegExp][] = [
   ["an unknown judgement", { a: "perhaps" }, /perhaps/],
   ["an unknown remark", { a: { judgement: "refuses", remark: "boring" } }, /boring/],
   ["a judgement by an inherited name", { a: "toString" }, /toString/],
+  ["one text as intermediates", { verdicts: [], intermediates: "so it is" }, /intermediates: is "so it is"; give a list/],
+  ["one text as an addition", { verdicts: [], additions: "d" }, /additions: is "d"; give a list/],
+  ["one text as an alternative", { verdicts: [], alternatives: ["ab"] }, /alternatives\[0\]: is "ab"; give a list/],
+  ["an unknown word for the node", { verdicts: [], nodeVerdict: "Complete" }, /nodeVerdict: is "Complete"; give one of complete/],
+  ["a grade that is no number", { a: { judgement: "explains", grade: "high" } }, /grade: is "high"; give a number/],
+  ["half a character", { verdicts: [], inference: "a \ud83d b" }, /inference: has half a character/],
 ];
 for (const [what, answer, message] of wrong) {
   test(`${what} leaves the task unanswered and refuses nothing`, async () => {
@@ -94,13 +100,28 @@ test("an exception reaches the sampler as UNAVAILABLE, without its message", asy
 });
 
 test("a caller without the token is refused", async () => {
-  await assert.rejects(ask(() => [], "guess"), (error: ConnectError) => error.code === 16);
+  await assert.rejects(ask(() => [], "guess", "secret"), (error: ConnectError) => error.code === 16);
 });
 
 test("an address beyond loopback needs a token", async () => {
   await assert.rejects(serveOracle({ judge: () => [] }, { address: "0.0.0.0:0" }), { code: "INVALID_ARGUMENT" });
   const half = { address: "127.0.0.1:0", cert: "oracle.pem" };
   await assert.rejects(serveOracle({ judge: () => [] }, half), { code: "INVALID_ARGUMENT" });
+});
+
+test("a blank token, an address without a port and a file that is not there stop the start by name", async () => {
+  const wrongs: [OracleOptions, RegExp][] = [
+    [{ token: "" }, /^token: is blank/], [{ token: " \n" }, /^token: is blank/], [{ address: "localhost" }, /^address: is "localhost"; give host:port/],
+    [{ address: "127.0.0.1:70000" }, /^address: /], [{ cert: "nowhere.pem", key: "nowhere.pem" }, /^cert: .*nowhere\.pem.* cannot be read/],
+  ];
+  for (const [options, message] of wrongs) {
+    const serves = serveOracle({ judge: () => [] }, { address: "127.0.0.1:0", ...options }).then((server) => server.stop(0));
+    await assert.rejects(serves, { code: "INVALID_ARGUMENT", message });
+  }
+});
+
+test("a token from a file is the one that callers send", async () => {
+  assert.deepEqual(judgements(await ask(() => [], "secret", "secret\n")), Array(3).fill("DOES_NOT_EXPLAIN"));
 });
 
 test("a taken port is named", async () => {
