@@ -22,7 +22,7 @@ class AeencRetriever(BaseRetriever):
 
     A document is one premise: `id`, `page_content` (its text), and in `metadata` its `score` and `rank` (from 1), the
     `model_version` that encoded the query ("" in lexical modes), the `rerank_versions` that ranked again, the corpus'
-    `generation` and `unknown_splits`, of which a warning tells as well.
+    `generation`, `unknown_splits` and `unknown_tags`, of which a warning tells as well.
 
     `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
     AEENC_KEY, AEENC_TLS or a running fleet's `.aeenc/fleet.json` unless given. All other fields are the options of

@@ -41,6 +41,7 @@ def test_a_node_is_a_premise_with_its_origin(retriever):
             "rerank_versions": [],
             "generation": expected.generation,
             "unknown_splits": [],
+            "unknown_tags": [],
         }
         for rank, hit in enumerate(expected[0], start=1)
     ]

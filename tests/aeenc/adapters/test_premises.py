@@ -36,6 +36,7 @@ class Index(FakeIndex):
             answer = await super().Retrieve(request, context)
             answer.rerank_versions.extend(["x1"] if request.options.rerank else [])
             answer.unknown_splits[:] = [split for split in request.filter.any_split if split == "tset"]
+            answer.unknown_tags[:] = [tag for clause in request.filter.any_clause for tag in clause.all_of]
             return answer
         except asyncio.CancelledError:
             self.cancelled.set()
@@ -77,16 +78,18 @@ async def test_a_premise_has_score_rank_versions_and_generation(target: str):
         "rerank_versions": ["x1"],
         "generation": "generation-1",
         "unknown_splits": [],
+        "unknown_tags": [],
     }
     assert (second.rank, second.score <= first.score) == (2, True)
     retriever.close()
 
 
-async def test_a_split_that_no_premise_has_is_told(target: str):
-    retriever = PremiseRetriever("science", index=target, options={"splits": ["train", "tset"]})
-    with pytest.warns(UserWarning, match="splits: no premise of corpus 'science' has 'tset'"):
+@pytest.mark.parametrize(("what", "asked"), [("splits", ["train", "tset"]), ("tags", ["tset"])])
+async def test_a_split_or_tag_that_no_premise_has_is_told(target: str, what: str, asked: list[str]):
+    retriever = PremiseRetriever("science", index=target, options={what: asked})
+    with pytest.warns(UserWarning, match=f"{what}: no premise of corpus 'science' has 'tset'"):
         found = await retriever.retrieve_async(QUERY)
-    assert found[0].metadata()["unknown_splits"] == ["tset"]
+    assert found[0].metadata()[f"unknown_{what}"] == ["tset"]
     with pytest.warns(UserWarning, match="'tset'"):
         await asyncio.to_thread(retriever.retrieve, QUERY)
     retriever.close()

@@ -36,8 +36,8 @@ _PLACE = {"corpus", *ConnectOptions.__annotations__}
 class FoundPremise:
     """One premise of an answer. `rank` counts from 1.
 
-    `model_version` and `rerank_versions` are empty where no such model took part; `unknown_splits` are those asked for
-    that no premise of the corpus has.
+    `model_version` and `rerank_versions` are empty where no such model took part; `unknown_splits` and `unknown_tags`
+    are those asked for that no premise of the corpus has.
     """
 
     id: str
@@ -48,6 +48,7 @@ class FoundPremise:
     rerank_versions: tuple[str, ...]
     generation: str
     unknown_splits: tuple[str, ...]
+    unknown_tags: tuple[str, ...]
 
     def metadata(self) -> dict[str, Any]:
         """Returns the origin of this premise, as all integrations put it into their documents."""
@@ -89,7 +90,7 @@ class PremiseRetriever(ConnectsLater[IndexClient]):
     """Finds the premises of one text at a time in one corpus. Connects at the first call, reads settings at once.
 
     `index`, `token`, `ca` and the others of `place` are those of `aeenc.connect`, found as there where they are None.
-    Warns of splits that no premise has, and raises InvalidArgument for an option that `IndexClient.retrieve` lacks.
+    Warns of splits and tags that no premise has; raises InvalidArgument for options that `IndexClient.retrieve` lacks.
     """
 
     _service, _kind = "index", IndexClient
@@ -125,13 +126,14 @@ class PremiseRetriever(ConnectsLater[IndexClient]):
         return await self._connected().retrieve(self._corpus, [text], **options)
 
     def _premises_of(self, found: Retrieved) -> list[FoundPremise]:
-        for what, names in (("splits", found.unknown_splits), ("tags", found.unknown_tags)):
+        unknown = found.unknown_splits, found.unknown_tags
+        for what, names in zip(("splits", "tags"), unknown, strict=True):
             if names:
                 named = ", ".join(map(repr, names))
                 warnings.warn(
                     f"{what}: no premise of corpus {self._corpus!r} has {named}; is it misspelt?", stacklevel=3
                 )
-        origin = (found.model_version, found.rerank_versions, found.generation, found.unknown_splits)
+        origin = (found.model_version, found.rerank_versions, found.generation, *unknown)
         return [FoundPremise(hit.id, hit.text, hit.score, rank, *origin) for rank, hit in enumerate(found[0], start=1)]
 
 

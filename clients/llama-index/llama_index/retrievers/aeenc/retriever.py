@@ -17,8 +17,8 @@ class AeencRetriever(BaseRetriever):
     """Retrieves the premises of `corpus` that best explain a query, best first.
 
     A node is one premise: its id, its text, and in `metadata` its `score` and `rank` (from 1), the `model_version` that
-    encoded the query ("" in lexical modes), the `rerank_versions` that ranked again, the corpus' `generation` and
-    `unknown_splits`, of which a warning tells as well. A language model is shown the text alone.
+    encoded the query ("" in lexical modes), the `rerank_versions` that ranked again, the corpus' `generation`,
+    `unknown_splits` and `unknown_tags`, of which a warning tells as well. A language model is shown the text alone.
 
     `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
     AEENC_KEY, AEENC_TLS or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of

@@ -18,7 +18,7 @@ class AeencRetriever:
 
     A document is one premise: `id`, `content` (its text), `score`, and in `meta` its `score` and `rank` (from 1), the
     `model_version` that encoded the query ("" in lexical modes), the `rerank_versions` that ranked again, the corpus'
-    `generation` and `unknown_splits`, of which a warning tells as well.
+    `generation`, `unknown_splits` and `unknown_tags`, of which a warning tells as well.
 
     `index` ("host:port"), `token`, `ca`, `cert`, `key`, `tls` come from AEENC_INDEX, AEENC_TOKEN, AEENC_CA, AEENC_CERT,
     AEENC_KEY, AEENC_TLS or a running fleet's `.aeenc/fleet.json` unless given. `options` are those of
