@@ -17,7 +17,7 @@ from aeenc.transport import status
 from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
 from support.relay import Relay
-from support.waiting import reached
+from support.waiting import reached, until
 from support.worlds.sampler_world import serving
 
 Outcome = Callable[[int], errors.AeencError | None]
@@ -303,6 +303,16 @@ async def test_a_view_of_a_connection_has_its_own_token_and_deadline_and_is_clos
         for closed in (channel, view):
             with pytest.raises(errors.FailedPrecondition, match="is closed"):
                 await EncoderClient(closed).encode(["a"])
+
+
+async def test_a_connection_that_is_closed_while_a_call_waits_for_its_next_attempt_says_so() -> None:
+    async with served(lambda _: errors.Unavailable("starts", retry_after_s=1.0)) as (servicer, channel):
+        call = asyncio.create_task(EncoderClient(channel).encode(["a"]))
+        await until(lambda: len(servicer.request_ids) == 1)
+        await asyncio.sleep(0.2)  # its pause lasts 0.8 s at least
+        await channel.close()
+        with pytest.raises(errors.FailedPrecondition, match="is closed; connect again"):
+            await call
 
 
 async def test_a_deadline_that_passes_says_how_long_it_was() -> None:

@@ -245,8 +245,7 @@ class Channel:
         refusal: errors.AeencError | None = None
         away_since: float | None = None
         for number in range(self.retry.attempts or 1_000_000):
-            begun = time.monotonic()
-            left_s = deadline - begun
+            left_s = deadline - (begun := time.monotonic())
             try:
                 return await attempt(min(max(left_s, 0.001), FOREVER_S))
             except asyncio.CancelledError:
@@ -263,6 +262,7 @@ class Channel:
                 if is_last or not isinstance(error, PASSING) or time.monotonic() + wait_s > give_up:
                     raise error from None
             await asyncio.sleep(wait_s)
+            self._refuse_closed()
         raise AssertionError("unreachable")
 
     async def stream(
