@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from aeenc.errors import AeencError
 from aeenc.transport.addresses import is_local
 from aeenc.transport.checks import refuse_plain_token
@@ -13,6 +15,28 @@ from aeenc_gateway.settings import GatewaySettings
 
 CALLERS = "a caller's"  # stands for the tokens that callers send
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed under a request
+HEAD_BYTES = 64 * 1024  # as uvicorn's other parser takes
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """Ends a connection whose request has a head without end, all of which httptools would keep in memory."""
+
+    _head_bytes: int | None = None  # None: not within a head
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self.transport.close()
 
 
 def main() -> None:
@@ -42,7 +66,7 @@ def main() -> None:
         body_bytes=settings.body_bytes,
     )
     limits = {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": settings.drain_s}
-    settings.serve(app, listening, log_level=settings.log_level, **limits)
+    settings.serve(app, listening, log_level=settings.log_level, http=BoundedHeads, **limits)
 
 
 if __name__ == "__main__":

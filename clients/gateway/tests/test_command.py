@@ -50,6 +50,22 @@ async def test_settings_come_from_the_environment_and_flags_win():
         assert (await http.post("/embed", json={"inputs": "sun " * 1000})).status_code == 400  # by the encoder
 
 
+async def test_a_head_without_end_ends_its_own_connection_alone():
+    async with running("--port", "0") as (_, url), httpx.AsyncClient(base_url=url) as http:
+        _, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
+        writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n")
+
+        async def endless():
+            while True:
+                writer.write(b"x: " + 60_000 * b"y" + b"\r\n")
+                await writer.drain()
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(endless(), 10)
+        assert (await http.get("/openapi.json", headers={"x": 40_000 * "y"})).status_code == 200
+        assert (await http.post("/embed", content=200_000 * b" ")).status_code == 400
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -112,8 +112,8 @@ class HttpSettings(BaseSettings):
         except OSError as error:
             sys.exit(f"{self.program}: cannot listen on {self.host}:{self.port} ({error}); choose another --port")
         options |= {"ssl_certfile": self.tls_cert, "ssl_keyfile": self.tls_key}
-        # no log of addresses: one may hold a link that signs in
-        config = uvicorn.Config(app, access_log=False, server_header=False, **options)
+        # no log of addresses: one may hold a link that signs in; and a parser that limits the head of a request
+        config = uvicorn.Config(app, access_log=False, server_header=False, **{"http": "h11", **options})
         try:
             config.load()
         except OSError as error:
