@@ -40,7 +40,8 @@ def named_or_active(store: ArtifactStore, corpus: str, generation: str) -> str:
     check_corpus_name(corpus)
     if found := generation or read_active(store, corpus):
         return found
-    raise errors.NotFound(f"corpus {corpus!r} has no active generation in {store.root}; name one by --generation")
+    problem = f"corpus {corpus!r} has no active generation in {store.root}"
+    raise errors.NotFound(f"{problem}; activate one, or name one (generation)")
 
 
 def latest_move(store: ArtifactStore, corpus: str) -> Move:

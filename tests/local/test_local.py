@@ -110,6 +110,9 @@ async def test_refusals_are_those_of_the_services(light_fleet: LightFleet, home:
         assert here.value.reason == served.value.reason
     with pytest.raises(errors.NotFound, match="holds no corpora"):
         aeenc.local.open(home / "encoder")
+    await light_fleet.client.index.activate("science", "")
+    with pytest.raises(errors.NotFound, match=r"no active generation in .*; activate one, or name one \(generation\)"):
+        opened.retrieve("science", ["x"])
 
 
 async def test_versions_are_computed_as_their_labels_say(
