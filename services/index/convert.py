@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
 from aeenc import vectors
@@ -31,7 +30,16 @@ from services.index.values import (
     Timings,
     VectorQuery,
 )
-from services.kit.convert import PRECISIONS, TRUNCATES, bounded, decode_enum, opened_by, to_duration, to_precision
+from services.kit.convert import (
+    PRECISIONS,
+    TRUNCATES,
+    bounded,
+    decode_enum,
+    opened_by,
+    to_duration,
+    to_precision,
+    to_timestamp,
+)
 from services.kit.limits import AnswerRoom, Limits, check_texts
 from services.store.artifacts import Artifact
 
@@ -91,8 +99,6 @@ def to_premises_response(
 
 def to_generation(artifact: Artifact, *, active: bool, held_by: Sequence[str] = ()) -> index_pb2.Generation:
     """Converts a generation, and who holds it."""
-    created_at = timestamp_pb2.Timestamp()
-    created_at.FromDatetime(artifact.created_at)
     meta = artifact.meta
     return index_pb2.Generation(
         id=artifact.id,
@@ -103,7 +109,7 @@ def to_generation(artifact: Artifact, *, active: bool, held_by: Sequence[str] = 
         dim=meta["dim"],
         engine=meta["engine"],
         manifest_sha256=artifact.manifest_sha256,
-        created_at=created_at,
+        created_at=to_timestamp(artifact.created_at),
         active=active,
         size_bytes=artifact.size_bytes,
         notes=_notes(meta),

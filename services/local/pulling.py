@@ -10,7 +10,6 @@ checked, and what is broken off starts anew. A checkpoint holds safetensors, pla
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import os
 import stat
@@ -27,6 +26,7 @@ from aeenc.cli.main import Group
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of
 from aeenc.errors import DataLoss, InvalidArgument, TooLarge, Unavailable
+from aeenc.transport.addresses import is_loopback
 from services.corpus.commands import store_of
 from services.store.artifacts import BLOCK_BYTES, MANIFEST, MANIFEST_BYTES_MAX, Artifact, ArtifactStore, read_manifest
 from services.store.formats import damage_is_data_loss
@@ -122,15 +122,12 @@ def _card(path: Path, name: str) -> dict[str, Any]:
 def _check_address(source: str) -> None:
     """Raises InvalidArgument for an address that others could answer for."""
     parts = urlsplit(source)
-    if "://" in source and parts.scheme != "https" and not (parts.scheme == "http" and _is_here(parts.hostname or "")):
+    if (
+        "://" in source
+        and parts.scheme != "https"
+        and not (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    ):
         raise InvalidArgument(f"{source} is not https; http is for this machine alone")
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
