@@ -87,8 +87,7 @@ class QueueSettings(BaseModel):
             return ""
         text = "\n".join(line.rstrip("\r\n") for _, line in text_lines(self.guideline))
         if len(text) > MAX_GUIDELINE:
-            problem = f"has {len(text):,} characters; at most {MAX_GUIDELINE:,}"
-            raise errors.InvalidArgument(f"guideline {self.guideline} {problem}")
+            raise errors.InvalidArgument(f"{self.guideline} has {len(text):,} characters; at most {MAX_GUIDELINE:,}")
         return text
 
 

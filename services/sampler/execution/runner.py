@@ -102,8 +102,7 @@ class Runner:
 
     async def stop(self) -> None:
         """Lets go of all runs, so that another sampler can take them over at once."""
-        if self._loop is not None:
-            await cancel_all([self._loop])
+        await cancel_all([self._loop] if self._loop else [])
         await cancel_all(list(self._working.values()))
         for oracle in self._oracles.values():
             await oracle.close()

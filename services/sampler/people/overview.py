@@ -96,13 +96,14 @@ class Overview:
     async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[TreeState]:
         """The tree now and whenever it has changed, until its run has ended."""
         seq = await self._tasks.last_event(run_id)
-        shown = await self.tree(run_id, hypothesis_id)
+        shown, before = await self.tree(run_id, hypothesis_id), None
         yield shown
-        async for events in self._looks(run_id, seq):
+        async for events, run in self._looks(run_id, seq):
             mine = {one.task_id for one in shown.nodes}
-            if events and not any(one.task_id in mine or one.kind.name in _CHANGES_OTHERS for one in events):
+            is_changed = any(one.task_id in mine or one.kind.name in _CHANGES_OTHERS for one in events)
+            if not is_changed and (events or run == before):  # no event tells what the run has recorded
                 continue
-            now = await self.tree(run_id, hypothesis_id)
+            now, before = await self.tree(run_id, hypothesis_id), run
             if now != shown:
                 shown = now
                 yield shown
@@ -203,7 +204,7 @@ class Overview:
         Raises FailedPrecondition (EVENTS_GONE) when one of all was trimmed before it could be read.
         """
         seq = await self._tasks.last_event(run_id) if from_now else max(from_seq, 1) - 1
-        async for events in self._looks(run_id, seq):
+        async for events, _ in self._looks(run_id, seq):
             for event in events:
                 if seq and event.seq != seq + 1:
                     raise errors.FailedPrecondition(
@@ -213,12 +214,14 @@ class Overview:
                 yield event
                 seq = event.seq
 
-    async def _looks(self, run_id: str, seq: int) -> AsyncIterator[list[TaskEvent]]:
-        """The events after a number, of a run until it has ended or (empty) of all; sometimes none."""
+    async def _looks(self, run_id: str, seq: int) -> AsyncIterator[tuple[list[TaskEvent], Run | None]]:
+        """The events after a number, sometimes none, of a run and with it until it has ended, or (empty) of all."""
+        run = await self._runs.get(run_id) if run_id else None
         while True:
-            ended = bool(run_id) and (await self._runs.get(run_id)).ended
+            ended = run is not None and run.ended
             events = await self._tasks.events(run_id, seq, wait_ms=0 if ended else WATCH_WAIT_MS)
-            yield events
+            run = await self._runs.get(run_id) if run_id else None
+            yield events, run
             if events:
                 seq = events[-1].seq
             elif ended:

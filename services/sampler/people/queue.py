@@ -95,9 +95,8 @@ class TaskQueue:
         if most > MAX_TASKS:
             raise errors.InvalidArgument.field("max_tasks", f"is {max_tasks}; give 1 to {MAX_TASKS}")
         request = Request(request_id, "LeaseTask", {"annotator": annotator, "max_tasks": most, **vars(wanted)})
-        if request_id and (earlier := await self._leased_before(request)):
-            return earlier
-        leased: list[LeasedTask] = []
+        if leased := await self._leased_before(request):
+            return leased
         refused: errors.AeencError | None = None
         for run in await self._open_runs(wanted):
             if len(leased) == most:

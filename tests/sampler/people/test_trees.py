@@ -14,7 +14,9 @@ import pytest
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.people import steps
+from services.sampler.people import overview, steps
+from services.sampler.people.overview import Overview
+from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
@@ -117,6 +119,31 @@ async def test_a_tree_of_a_run_without_people_is_shown_too(world: SamplerWorld):
         assert {node.parent_id for node in tree.nodes[1:]} <= {node.node_id for node in tree.nodes}
         with pytest.raises(errors.NotFound, match="no hypothesis 'nobody'"):
             await people.get_tree(run.id, "nobody")
+
+
+async def test_a_watched_tree_is_not_read_while_nothing_happens(world: SamplerWorld, monkeypatch):
+    reads, looks = list[str](), list[str]()
+    tree, events = Overview.tree, TaskStore.events
+
+    async def read(by: Overview, run_id: str, hypothesis_id: str) -> values.TreeState:
+        reads.append(run_id)
+        return await tree(by, run_id, hypothesis_id)
+
+    async def look(store: TaskStore, run_id: str, *arguments: Any, **options: Any) -> Any:
+        looks.extend(filter(None, [run_id]))
+        return await events(store, run_id, *arguments, **options)
+
+    monkeypatch.setattr(overview, "WATCH_WAIT_MS", 20)
+    monkeypatch.setattr(Overview, "tree", read)
+    monkeypatch.setattr(TaskStore, "events", look)
+    async with at_work(world, 2) as (people, _, run_id), aclosing(people.watch_tree(run_id, "tree-0")) as watched:
+        await anext(watched)
+        await until(lambda: len(looks) > 3)
+        before = len(reads)
+        await until(lambda: len(looks) > 9)
+        assert len(reads) == before
+        await take(people, "ann", run_id, "tree-0")
+        assert [one.holders for one in (await anext(watched)).nodes] == [("ann",)]
 
 
 async def test_a_watched_tree_comes_again_after_every_change_and_ends_with_its_run(world: SamplerWorld):
