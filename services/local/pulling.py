@@ -122,11 +122,8 @@ def _card(path: Path, name: str) -> dict[str, Any]:
 def _check_address(source: str) -> None:
     """Raises InvalidArgument for an address that others could answer for."""
     parts = urlsplit(source)
-    if (
-        "://" in source
-        and parts.scheme != "https"
-        and not (parts.scheme == "http" and is_loopback(parts.hostname or ""))
-    ):
+    is_here = parts.scheme == "http" and is_loopback(parts.hostname or "")
+    if "://" in source and parts.scheme != "https" and not is_here:
         raise InvalidArgument(f"{source} is not https; http is for this machine alone")
 
 
