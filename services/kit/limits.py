@@ -57,8 +57,9 @@ def check_count(count: int, limits: Limits, field: str) -> None:
     if count == 0:
         raise InvalidArgument.field(field, f"is empty; give 1 to {limits.items}")
     if count > limits.items:
-        message = f"{count:,} items are over the limit of {limits.items:,} a call; split the call or use a stream"
-        raise TooLarge(f"{field}: {message}", violations=[FieldViolation(field, message)])
+        raise TooLarge.field(
+            field, f"{count:,} items are over the limit of {limits.items:,} a call; split the call or use a stream"
+        )
 
 
 def check_texts(texts: Sequence[str], limits: Limits, field: str = "texts") -> None:

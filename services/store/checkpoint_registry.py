@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.store.redis import Script, key_prefix, raising_unavailable
 from services.store.registry_rows import CheckpointRow, read_all
-from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests, text_of
+from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
 # KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times, precisions.
 # ARGV: version, prefix of labels' and spaces' keys, request or '', seconds
@@ -129,7 +129,7 @@ class CheckpointRegistry:
         ages = {version: seconds - float(at) for version, at in times.items()}
         return dict(sorted(ages.items(), key=lambda item: -item[1]))
 
-    async def bury(self, version: str, request: Request | None = None) -> None:
+    async def bury(self, version: str, request: Request = UNNAMED) -> None:
         """Deletes a checkpoint's row unless a label needs it, and notes the `request` in the same step.
 
         From then on no label can be pointed at it. Raises NotFound, and FailedPrecondition naming the label.
@@ -139,7 +139,7 @@ class CheckpointRegistry:
             *(self._key("deleted-checkpoint", version), self._requests.key(request), self._times),
             self._keys.precisions,
         ]
-        needed = await self._bury(keys=keys, args=[version, self._keys.prefix, text_of(request), REQUEST_TTL_S])
+        needed = await self._bury(keys=keys, args=[version, self._keys.prefix, request.text, REQUEST_TTL_S])
         if needed == "?":
             raise errors.NotFound(
                 f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all"

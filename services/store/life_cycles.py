@@ -26,7 +26,7 @@ from aeenc import errors
 from services.kit.logs import get
 from services.store.formats import UNREADABLE, check_format
 from services.store.redis import Leases, Script, WorkLease, key_prefix, once_redis_answers, raising_unavailable
-from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests
+from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
 log = get(__name__)
 
@@ -295,7 +295,7 @@ class LifeCycles:
         *,
         error: str = "",
         owner: str = "",
-        request: Request | None = None,
+        request: Request = UNNAMED,
         already: Sequence[State] = (),
         fields: Mapping[str, Any] | None = None,
     ) -> str:
@@ -306,18 +306,18 @@ class LifeCycles:
         happened since. Raises AlreadyExists when it has asked for something else before, NewerFormat for the record of
         a newer release.
         """
-        keys, asked = self._keys, request or Request("", "", {})
+        keys = self._keys
         further = [part for field in (fields or {}).items() for part in field]
         end = int(state not in LIVE)
         moved = [owner, work_id, now(), f" {' '.join(allowed)} ", state, error, end]
-        noted = [asked.id, asked.text, REQUEST_TTL_S, f" {' '.join(already)} "]
+        noted = [request.id, request.text, REQUEST_TTL_S, f" {' '.join(already)} "]
         own = (keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id))
-        answer: str = await self._transition(keys=[*own, self.requests.key(asked)], args=[*moved, *noted, *further])
+        answer: str = await self._transition(keys=[*own, self.requests.key(request)], args=[*moved, *noted, *further])
         if answer == "REFUSED":
             await self.get(work_id)
         if answer != "USED":
             return answer
-        await self.requests.answer(asked)  # raises unless a release has only added to what such requests ask for
+        await self.requests.answer(request)  # raises unless a release has only added to what such requests ask for
         return "OK"
 
     async def end(self, work_id: str, state: State, pause_s: float, **how: Any) -> bool:
@@ -377,7 +377,7 @@ class LifeCycles:
         record = await self._redis.hgetall(keys.record(work_id))
         answer: str = await self._delete(
             keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
-            args=[work_id, f" {live} ", request.text if request.id else "", REQUEST_TTL_S],
+            args=[work_id, f" {live} ", request.text, REQUEST_TTL_S],
         )
         if answer == "REFUSED":
             await self.get(work_id)

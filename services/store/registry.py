@@ -27,7 +27,7 @@ from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
 from services.store.formats import NewerFormat, check_format
 from services.store.redis import MAX_BLOCK_S, Script, raising_unavailable
 from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
-from services.store.requests import NOTE, REQUEST_TTL_S, Request, Requests, text_of
+from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
 __all__ = ["CheckpointRow", "LabelRow", "Registry", "RolloutRow"]
 
@@ -177,7 +177,7 @@ class Registry:
         *,
         expected_revision: int | None = None,
         share: float | None = None,
-        request: Request | None = None,
+        request: Request = UNNAMED,
         answer: str = "",
         precision: str = "",
     ) -> LabelRow:
@@ -200,7 +200,7 @@ class Registry:
         ]
         expected = -1 if expected_revision is None else expected_revision
         wanted = "" if share is None else repr(share)
-        noted = [text_of(request), REQUEST_TTL_S, answer]
+        noted = [request.text, REQUEST_TTL_S, answer]
         at = datetime.now(UTC).isoformat()
         arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent(), precision]
         moved, revision, current, *row = await self._in_turn(space_id, self._move, keys, arguments)
@@ -212,7 +212,7 @@ class Registry:
             raise errors.Aborted(
                 f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
             )
-        if request is not None and (record := await self.requests.answer(request)):
+        if record := await self.requests.answer(request):
             return LabelRow.of_hash(record)
         return LabelRow.of_hash(dict(zip(row[::2], row[1::2], strict=True)))
 
@@ -248,7 +248,7 @@ class Registry:
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def delete_label(
-        self, space_id: str, name: str, *, expected_revision: int | None = None, request: Request | None = None
+        self, space_id: str, name: str, *, expected_revision: int | None = None, request: Request = UNNAMED
     ) -> None:
         """Removes a label, and notes the `request` in the same step.
 
@@ -263,7 +263,7 @@ class Registry:
             self.requests.key(request),
         ]
         expected = -1 if expected_revision is None else expected_revision
-        noted = [text_of(request), REQUEST_TTL_S]
+        noted = [request.text, REQUEST_TTL_S]
         arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted]
         answer = await self._in_turn(space_id, self._delete, keys, arguments)
         if isinstance(answer, str):

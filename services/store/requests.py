@@ -39,13 +39,11 @@ class Request:
 
     @property
     def text(self) -> str:
-        """What is recorded of it."""
-        return json.dumps({"rpc": self.rpc, **self.content}, sort_keys=True, default=str)
+        """What is recorded of it; nothing without an id."""
+        return json.dumps({"rpc": self.rpc, **self.content}, sort_keys=True, default=str) if self.id else ""
 
 
-def text_of(request: Request | None) -> str:
-    """Returns what is recorded of a request; empty for none, and for one without an id."""
-    return request.text if request is not None and request.id else ""
+UNNAMED = Request("", "", {})
 
 
 @raising_unavailable("requests")
@@ -56,9 +54,9 @@ class Requests:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._prefix = key_prefix(namespace)
 
-    def key(self, request: Request | None) -> str:
-        """Returns the key of a record, also of none: a hash with the `content` and the fields of its answer."""
-        return f"{self._prefix}request-done:{hashlib.sha256(request.id.encode()).hexdigest() if request else ''}"
+    def key(self, request: Request) -> str:
+        """Returns the key of a record: a hash with the `content` and the fields of its answer."""
+        return f"{self._prefix}request-done:{hashlib.sha256(request.id.encode()).hexdigest()}"
 
     async def answer(self, request: Request) -> dict[str, str] | None:
         """Reads the record of a request that was made before; None for a new one and for one without an id.

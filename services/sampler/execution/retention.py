@@ -21,7 +21,7 @@ from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
 from services.store.formats import UNREADABLE
-from services.store.requests import Request
+from services.store.requests import UNNAMED, Request
 
 log = get(__name__)
 
@@ -104,7 +104,7 @@ class Retention:
 
     async def _remove_old(self, run_id: str) -> None:
         with contextlib.suppress(errors.NotFound, errors.FailedPrecondition):  # deleted or resumed meanwhile
-            await self._remove(run_id, Request("", "CollectGarbage", {}))
+            await self._remove(run_id, UNNAMED)
 
     async def _remove(self, run_id: str, request: Request) -> None:
         await self._runs.delete(run_id, request)

@@ -35,7 +35,7 @@ from services.sampler.records.task_scripts import DONE, DUE, FAIL, PUT, WRITE
 from services.store.formats import check_format, damage_is_data_loss
 from services.store.life_cycles import digest
 from services.store.redis import Script, raising_unavailable
-from services.store.requests import REQUEST_TTL_S, Request, Requests, text_of
+from services.store.requests import REQUEST_TTL_S, UNNAMED, Request, Requests
 
 Step = Callable[[TaskRecord, float], Change]
 Corrected = Callable[[TaskRecord, str], Sequence[Pair]]  # by whom
@@ -44,7 +44,6 @@ ATTEMPTS = 50
 READ = 32  # tasks at once: as many as a few milliseconds are enough for
 PAUSE_S = 0.005
 HOUR_S = 3600.0
-UNNAMED = Request("", "", {})
 EVENTS_KEPT = 100_000  # of all queues together, or a few more; about 150 bytes each
 # A task's place orders the queue: what was taken back comes first, then what others have begun, then what is new, then
 # what was given back.
@@ -152,7 +151,7 @@ class TaskStore:
             "answered": _ms(at) if answered else "",
             "corrects": bool(change.corrects),
             "pairs": [pair.to_json() for pair in pairs],
-            "request": text_of(request),
+            "request": request.text,
             "made": change.id,
             "request_ttl_s": REQUEST_TTL_S,
         }

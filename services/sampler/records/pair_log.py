@@ -16,7 +16,7 @@ from services.sampler.records.run_store import ADD_PAIRS
 from services.sampler.records.runs import Pair
 from services.store.life_cycles import now
 from services.store.redis import Script, raising_unavailable
-from services.store.requests import Request, Requests, text_of
+from services.store.requests import Request, Requests
 
 Reader = Callable[[list[Pair]], Awaitable[list[Pair]]]
 
@@ -87,7 +87,7 @@ class PairLog:
         own = self._keys
         parts = (own.record, own.pairs, own.events, own.amended, own.import_requests)
         keys = [*(part(run_id) for part in parts), self._requests.key(request)]
-        arguments = [now(), text_of(request), run_id, *(pair.to_json() for pair in pairs)]
+        arguments = [now(), request.text, run_id, *(pair.to_json() for pair in pairs)]
         written = await self._add(keys=keys, args=arguments, client=client)
         if written == "MISSING":
             raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
