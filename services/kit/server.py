@@ -67,10 +67,7 @@ _is_process: ContextVar[bool] = ContextVar("is_process", default=False)  # rathe
 
 
 class MetricsEndpoint(ThreadingWSGIServer):
-    """Serves a registry over HTTP until closed, in a thread for each connection, of which the last few stay open.
-
-    `port` is the one bound.
-    """
+    """Serves a registry over HTTP until closed, in a thread for each connection, of which the last few stay open."""
 
     request_queue_size = 8 * SCRAPES
 
@@ -78,7 +75,6 @@ class MetricsEndpoint(ThreadingWSGIServer):
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         super().__init__((host, port), _MetricsHandler)
         self.set_app(make_wsgi_app(registry))
-        self.port: int = self.server_port
         self._scrapes: deque[socket.socket] = deque()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -190,7 +186,6 @@ class GrpcServer:
         self._calls = RpcMetrics(self.metrics)
         self._server: Any = None
         self._accepting: set[asyncio.Task[Any]] = set()
-        self._endpoint: MetricsEndpoint | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] | None = None
         self._is_closing = False
@@ -227,18 +222,19 @@ class GrpcServer:
             return
         host = "127.0.0.1" if host.startswith("unix:") else host
         try:
-            self._endpoint = MetricsEndpoint(self.metrics, host, port)
+            endpoint = MetricsEndpoint(self.metrics, host, port)
         except OSError as error:
             name = f"{prefix_of(self.settings)}METRICS_PORT={port}"
             raise errors.Unavailable(f"{name} cannot be opened on {host} ({error.strerror}); choose another") from error
-        self.metrics_port = self._endpoint.port
+        self.metrics_port = endpoint.server_port
+        self._on_stop.insert(0, partial(asyncio.to_thread, endpoint.close))  # the last to run
 
     async def _open(self) -> None:
         """Makes, binds and starts a gRPC server, on the port of the one before if there was one."""
         ping_ms = round(self.settings.ping_s * 1000)
         options = [
             ("grpc.max_receive_message_length", self.settings.message_bytes),
-            ("grpc.so_reuseport", int(self.settings.shares_port)),
+            ("grpc.so_reuseport", int(self.settings.worker_processes > 1)),
             ("grpc.keepalive_time_ms", ping_ms),  # grpc's default is two hours
             ("grpc.keepalive_timeout_ms", ping_ms),
             ("grpc.http2.ping_timeout_ms", ping_ms),  # the default is a minute
@@ -306,8 +302,6 @@ class GrpcServer:
         await cancel_all(list(self._tasks))
         for hook in reversed(self._on_stop):
             await hook()
-        if self._endpoint is not None:
-            await asyncio.to_thread(self._endpoint.close)
 
     async def serve_until_signal(self) -> None:
         """Serves until SIGTERM or SIGINT, or until a start hook fails, which it raises."""

@@ -231,11 +231,6 @@ class ServiceSettings(BaseSettings):
         """How many processes serve on the port (`services.kit.workers`)."""
         return 1
 
-    @property
-    def shares_port(self) -> bool:
-        """Whether several processes serve on the port."""
-        return self.worker_processes > 1
-
     def peer(self, *, admin: bool = False) -> dict[str, Any]:
         """Options of `aeenc.Channel` for calls to other services; they wait for one that restarts."""
         token = (self.peer_admin_token or self.peer_token) if admin else self.peer_token

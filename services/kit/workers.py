@@ -39,7 +39,7 @@ def run_workers(module: str, build: Callable[[Settings], GrpcServer], settings_c
         run(lambda: build(given))
         return
     settings = settings_class.from_command_line()
-    if not settings.shares_port:
+    if settings.worker_processes == 1:
         run(lambda: build(settings))
         return
     logs.configure(**settings.logging())

@@ -104,9 +104,10 @@ def atomic_write(path: Path, data: bytes, *, mode: int | None = None, durable: b
     may set them; `mode` sets others.
     """
     make_directory(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary, old = path.with_name(f".{path.name}.{uuid.uuid4().hex}"), None
     try:
-        old = _stat(path)
+        with contextlib.suppress(FileNotFoundError):
+            old = path.stat()
         new_mode = 0o666 if mode is None else mode
         temporary.touch(new_mode if old is None else 0o600)  # at no time may more people read it than in the end
         write_and_sync(temporary, data) if durable else temporary.write_bytes(data)
@@ -137,13 +138,6 @@ def link_new(path: Path, content: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
 
 
 def _keep_permissions(path: Path, old: os.stat_result, mode: int | None) -> None:

@@ -167,6 +167,7 @@ class Registry:
         self._turns = Turns()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
         self._files = self._key("instance-files")  # hash: what each of them computes, as `heartbeat` has it
+        self._events = self._key("label-events")  # stream: the moves of labels
         self._answers = self._key("rollout-events")  # stream: who has acknowledged, to wake those who wait
 
     async def set_label(
@@ -191,7 +192,7 @@ class Registry:
         keys = [
             self._label_key(space_id, name),
             self._keys.labels,
-            self.events_key,
+            self._events,
             self._label_key(space_id, "previous"),
             self._deleted_key(space_id, name),
             self.requests.key(request),
@@ -257,7 +258,7 @@ class Registry:
         keys = [
             self._label_key(space_id, name),
             self._keys.labels,
-            self.events_key,
+            self._events,
             self._ack_key(space_id, name),
             self._deleted_key(space_id, name),
             self.requests.key(request),
@@ -287,14 +288,14 @@ class Registry:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
             block_ms = max(int(min(left_s, MAX_BLOCK_S) * 1000), 1)
-            answer: Any = await self._redis.xread({self.events_key: last_id}, block=block_ms)
+            answer: Any = await self._redis.xread({self._events: last_id}, block=block_ms)
             if answer:
                 return str(answer[0][1][-1][0])
         return last_id
 
     async def last_event(self) -> str:
         """Returns the id of the newest event, to wait from without missing one."""
-        return await self._last(self.events_key)
+        return await self._last(self._events)
 
     async def _last(self, stream: str) -> str:
         newest: Any = await self._redis.xrevrange(stream, count=1)
@@ -340,7 +341,7 @@ class Registry:
         stops sending heartbeats no longer than the last one holds.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        seen = {key: await self._last(key) for key in (self.events_key, self._answers)}
+        seen = {key: await self._last(key) for key in (self._events, self._answers)}
         while True:
             rollouts = await self.rollouts(row.space_id, row.name)
             done = bool(rollouts) and all(rollout.revision >= row.revision for rollout in rollouts)
@@ -353,11 +354,6 @@ class Registry:
             if answer:
                 seen |= {key: entries[-1][0] for key, entries in answer}
                 await asyncio.sleep(min(left_s, ROLLOUT_PAUSE_S))
-
-    @property
-    def events_key(self) -> str:
-        """The key of the stream of label moves."""
-        return self._key("label-events")
 
     def _label_key(self, space_id: str, name: str) -> str:
         return self._key("label", space_id, name)
