@@ -314,16 +314,16 @@ class Leases:
         Waits for the turn or, with a reason `busy`, raises Unavailable at once. One that was silent for `lease_s` has
         lost it.
         """
-        lease, renewing = WorkLease(self, key, uuid.uuid4().hex, lease_s), list[asyncio.Task[None]]()
+        lease = WorkLease(self, key, uuid.uuid4().hex, lease_s)
+        while not await lease.renew():
+            if busy:
+                raise errors.Unavailable(f"{busy}; try again in a moment", retry_after_s=TURN_RETRY_S)
+            await asyncio.sleep(TURN_POLL_S)
+        renewing = asyncio.create_task(_keep(lease.renew, key, lease_s))
         try:
-            while not await lease.renew():  # Redis may take it for one who is cancelled meanwhile
-                if busy:
-                    raise errors.Unavailable(f"{busy}; try again in a moment", retry_after_s=TURN_RETRY_S)
-                await asyncio.sleep(TURN_POLL_S)
-            renewing.append(asyncio.create_task(_keep(lease.renew, key, lease_s)))
             yield lease.renew
         finally:
-            await finish(lease.end(*renewing))
+            await finish(lease.end(renewing))
 
 
 class WorkLease:
@@ -342,7 +342,12 @@ class WorkLease:
     async def renew(self) -> bool:
         """Takes or renews the lease. False when another owner holds it."""
         asked_at = time.monotonic()  # Redis starts its clock after this moment, so the lease outlives our estimate
-        held = await self._leases.take(self._key, self.owner, self._lease_s)
+        try:
+            held = await self._leases.take(self._key, self.owner, self._lease_s)
+        except asyncio.CancelledError:
+            if not self.sure:  # Redis may have taken it; who holds it ends the work first
+                await finish(self.release())
+            raise
         self._sure_until = asked_at + self._lease_s if held else 0.0
         return held
 
@@ -371,9 +376,9 @@ class WorkLease:
         finally:
             await finish(self.end(task))
 
-    async def end(self, *tasks: asyncio.Task[None]) -> None:
+    async def end(self, task: asyncio.Task[None]) -> None:
         """Cancels what needs the lease, and gives it back."""
-        await cancel_all(tasks)
+        await cancel_all([task])
         await self.release()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
-from services.store.redis import Leases, Script, connect, key_prefix, unavailable_if_down
+from services.store.redis import Leases, Script, WorkLease, connect, key_prefix, unavailable_if_down
 
 
 @pytest.mark.parametrize(
@@ -107,16 +108,19 @@ async def test_a_cancellation_that_comes_as_a_write_ends_arrives(client: Redis, 
     assert await client.echo("an answer of its own") == "an answer of its own"
 
 
-async def test_a_turn_that_redis_takes_for_one_who_is_cancelled_meanwhile_is_free(
-    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("in_turn", "is_held"), [(True, False), (False, False), (False, True)])
+async def test_what_redis_takes_for_one_who_is_cancelled_meanwhile_is_free_unless_they_held_it(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch, in_turn: bool, is_held: bool
 ):
     leases, key = Leases(client), f"{key_prefix(namespace)}turn"
-    assert await leases.take(key, "another", 60.0), "the server knows the script"
-    await leases.release(key, "another")
+    lease = WorkLease(leases, key, "me", 60.0)
+    assert await lease.renew(), "the server knows the script"
+    if not is_held:
+        await lease.release()
 
     async def take() -> None:
-        async with leases.turn(key, 60.0):
-            await asyncio.Event().wait()
+        async with leases.turn(key, 60.0) if in_turn else nullcontext():
+            await lease.renew()
 
     await _cancel_at_a_write(asyncio.create_task(take()), monkeypatch)
-    assert await client.get(key) is None
+    assert await client.get(key) == ("me" if is_held else None)
