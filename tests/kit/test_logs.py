@@ -90,7 +90,8 @@ def test_a_log_file_that_cannot_be_written_stops_the_start_by_name(tmp_path: Pat
     command = [sys.executable, "-m", "services.index", "--port", "0", "--log-file", str(tmp_path / "none" / "x.log")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert ended.returncode == 1
-    assert re.search(r"^log_file .*x\.log cannot be written \(No such file or directory\); name another", ended.stderr)
+    told = r"^the service stopped: log_file .*x\.log cannot be written \(No such file or directory\); name another"
+    assert re.search(told, ended.stderr)
 
 
 def test_a_size_below_a_page_is_refused():
