@@ -16,6 +16,7 @@ from services.trainer.train.losses import (
     gist,
     multiple_negatives_ranking,
     pairwise_contrastive,
+    regression,
     supervised_contrastive,
     triplet_margin,
 )
@@ -140,6 +141,18 @@ def test_nli_classification_is_the_plain_formula():
         logits = [float((weight[c] * features).sum() + bias[c]) for c in range(3)]
         expected -= math.log(math.exp(logits[classes[row]]) / sum(map(math.exp, logits)))
     assert float(loss(queries, premises, classes)) == pytest.approx(expected / 5, rel=1e-12)
+
+
+def test_regression_is_the_plain_formula():
+    """Squared errors of scores, or cross-entropies of a distribution over the grades that there are."""
+    scores, grades = cosines(4, 1), torch.tensor([0.0, 1.0, 6.0], dtype=torch.float64)
+    targets = torch.tensor([1.0, 0.0, 6.0, 1.0], dtype=torch.float64)
+    squares = [(float(score) - float(target)) ** 2 for score, target in zip(scores, targets, strict=True)]
+    assert regression(scores, targets, None).tolist() == pytest.approx(squares, rel=1e-12)
+    logits = cosines(4, 3)
+    shares = [[math.exp(float(one)) / sum(map(math.exp, row.tolist())) for one in row] for row in logits]
+    expected = [-math.log(shares[row][column]) for row, column in enumerate([1, 0, 2, 1])]
+    assert regression(logits, targets, grades).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_drift_is_the_mean_squared_distance_from_the_pretrained_vectors():
