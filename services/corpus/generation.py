@@ -323,6 +323,11 @@ class Generation:
         keys = (same_key(premise.text) for premise in self.premises)
         return {key: ordinal for ordinal, key in reversed(list(enumerate(keys)))}
 
+    @property
+    def says_nothing_twice(self) -> bool:
+        """Whether no two premises say the same; a folded generation may have such ones of an unfolded base."""
+        return len(self._ordinal_by_key) == len(self.premises)
+
     def stored(self, text: str) -> str:
         """Returns the text that stands for one: its own or, in a folded generation, the first that says the same."""
         is_own = not self.is_folded or text in self.ordinal_by_text

@@ -156,7 +156,7 @@ def to_build_spec(header: index_pb2.BuildHeader, *, timeout_s: float | None) -> 
         resume_from=header.resume_from,
         space_id=header.space_id,
         timeout_s=timeout_s,
-        folding=decode_enum(_FOLDING_RULES, header.folding, "header.folding", "EXACT"),
+        folding=decode_enum(_FOLDING_RULES, header.folding, "header.folding", None),
         truncate=decode_enum(TRUNCATES, header.truncate, "header.truncate", False),
     )
 

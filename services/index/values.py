@@ -394,7 +394,10 @@ AckLevel = Literal["RECEIVED", "DURABLE", "SEARCHABLE"]
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever)."""
+    """The header of a build call: what to build. The caller waits `timeout_s` for it (None: for ever).
+
+    Without a rule, premises are folded as in the base generation.
+    """
 
     corpus: str
     request_id: str = ""
@@ -402,7 +405,7 @@ class BuildSpec:
     delete_ids: tuple[str, ...] = ()
     activate: bool = False
     resume_from: int = 0
-    folding: FoldingRule = "EXACT"
+    folding: FoldingRule | None = None
     space_id: str = ""
     truncate: bool = False
     timeout_s: float | None = None
@@ -413,7 +416,7 @@ class BuildSpec:
         return {
             "base_generation": self.base_generation,
             "deleted_sha256": hashlib.sha256(deleted).hexdigest(),
-            "folding": self.folding,
+            "folding": self.folding or "",
             "space_id": self.space_id,
         }
 

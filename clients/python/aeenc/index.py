@@ -198,8 +198,9 @@ class IndexClient:
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
-        them. `space_id` is the space of the premises' vectors (default: the encoder's own). A premise too long for
-        the model is refused unless `truncate`: then its vector is that of its beginning, and `notes` counts such ones.
+        them; so does, unasked, a build on a generation that was built so. `space_id` is the space of the premises'
+        vectors (default: the encoder's own). A premise too long for the model is refused unless `truncate`: then its
+        vector is that of its beginning, and `notes` counts such ones.
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
@@ -218,7 +219,7 @@ class IndexClient:
             activate=activate,
             space_id=space_id,
             truncate=truncation(truncate),
-            folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT,
+            folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_UNSPECIFIED,
         )
         generation = index_pb2.Generation()
         deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0

@@ -163,8 +163,8 @@ class Builder:
         """Commits and uploads. If that fails, and no journal is kept for a retry, what was committed goes."""
         # announced before it can be seen: no kill leaves a generation that its request does not know
         assert pipeline.file is not None
-        if spec.folding != "EXACT":
-            engine |= {"sameness": spec.folding}
+        if pipeline.folding.rule != "EXACT":
+            engine |= {"sameness": pipeline.folding.rule}
         meta = pipeline.file.meta(spec.corpus, pipeline.batches.space_id, pipeline.batches.version, **engine)
         artifact = pipeline.writer.commit(meta, id_prefix="g", announce=pipeline.announce)
         folder = folder_of(spec.corpus)
@@ -185,7 +185,8 @@ class Builder:
             await asyncio.to_thread(self._store.sweep, folder_of(spec.corpus))
         await self.sweep(spec.corpus)
         base = await self._base(spec)
-        folding = Folding(self._limits, spec.folding)
+        is_folded = base is not None and base.is_folded
+        folding = Folding(self._limits, spec.folding or ("NORMALIZED" if is_folded else "EXACT"))
         if base is not None:
             await asyncio.to_thread(folding.start_from, base.premises, spec.delete_ids)
         journal = Journal(self._store, spec.corpus, spec.request_id, spec.fingerprint()) if spec.request_id else None

@@ -48,8 +48,8 @@ class Folding:
     def __init__(self, limits: Limits, rule: FoldingRule = "EXACT") -> None:
         self.drafts: list[Draft] = []
         self.received = 0
+        self.rule = rule
         self._limits = limits
-        self._is_normalized = rule == "NORMALIZED"
         self._by_text: dict[str, Draft] = {}
         self._ids: set[str] = set()
         self._base_texts: dict[str, int] = {}
@@ -94,7 +94,7 @@ class Folding:
         self._by_text.setdefault(self._key(draft.text), draft)
 
     def _key(self, text: str) -> str:
-        return same_key(text) if self._is_normalized else text
+        return same_key(text) if self.rule == "NORMALIZED" else text
 
     def _check(self, premise: PremiseRecord) -> None:
         where = f"premises[{self.received}]"

@@ -73,14 +73,14 @@ class TandemBuilder:
             label = await self._registry.set_label(space_id, name, version)
             await await_all(self._registry, label, self._patience_s)
             corpus = job.config.corpus
-            begun = await asyncio.to_thread(open_generation, self._store, corpus, job.generation)
+            is_folded = await asyncio.to_thread(_is_folded, self._store, corpus, job.generation)
             generation = await self._index.build(
                 corpus,
                 _PremisesOf(self._index, corpus, job.generation),
                 activate=False,
                 request_id=f"tandem {job.id}",
                 space_id=space_id,
-                fold_similar=begun.is_folded,
+                fold_similar=is_folded,
                 truncate=True,  # as in its first generation, which may have been built so
             )
             if generation.premise_version != premise_version:
@@ -110,3 +110,9 @@ class TandemBuilder:
             pass
         except errors.Unavailable as error:  # a sweep removes it
             log.warning("the label of a job stays", label=name, reason=error.message)
+
+
+def _is_folded(store: ArtifactStore, corpus: str, generation_id: str) -> bool:
+    """Whether a build of a generation's premises is to fold them: where that joins none of them."""
+    generation = open_generation(store, corpus, generation_id)
+    return generation.is_folded and generation.says_nothing_twice

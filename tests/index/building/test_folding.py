@@ -2,6 +2,7 @@
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
+from services.corpus.generation import open_generation
 from support.worlds.index_world import premise, raises
 
 
@@ -35,6 +36,15 @@ async def test_a_base_keeps_its_premises_apart_and_takes_similar_ones_in(index, 
     listed = [(one.id, list(one.aliases)) async for one in index.client.list_premises("science")]
     assert listed == [("a", ["c"]), ("b", []), ("d", [])]
     assert encoder.servicer.encoded_premises == ["snow is cold"]
+
+
+async def test_what_is_added_to_a_folded_corpus_is_folded_unless_it_is_asked_otherwise(index):
+    base = await index.client.build("science", [premise("a", "Ice is cold.")], fold_similar=True)
+    more = [premise("b", "ice is cold"), premise("c", "snow is cold")]
+    added = await index.client.build("science", more, base_generation=base.id)
+    listed = [(one.id, list(one.aliases)) async for one in index.client.list_premises("science")]
+    assert listed == [("a", ["b"]), ("c", [])]
+    assert open_generation(index.store, "science", added.id).is_folded
 
 
 async def test_a_split_or_tag_that_a_premise_names_twice_is_stored_once_and_gives_the_same_generation(index):

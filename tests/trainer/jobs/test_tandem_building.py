@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aeenc import IndexClient, errors
+from aeenc.values import Premise
 from services.corpus.generation import open_generation
 from services.kit.concurrency import cancel_all
 from services.store.registry import Registry
@@ -48,6 +49,19 @@ async def test_a_tandem_of_a_folded_generation_is_folded(world: TandemWorld, pai
     tandem = await world.tandem(pairs[0], world.job(generation=folded.id))
     opened = [open_generation(world.space.store, world.corpus, one) for one in (folded.id, tandem.generation)]
     assert [one.is_folded for one in opened] == [True, True]
+    assert [*opened[0].premises] == [*opened[1].premises]
+
+
+async def test_a_tandem_keeps_premises_apart_that_a_folded_generation_has_of_an_unfolded_base(
+    world: TandemWorld, pairs: list[TandemCheckpoints]
+) -> None:
+    again = Premise(id="again", text=f"{PREMISES[0].text.capitalize()}.")
+    apart = await world.index.build(world.corpus, [*PREMISES, again])
+    folded = await world.index.build(
+        world.corpus, [Premise(id="new", text="gold is a metal")], base_generation=apart.id, fold_similar=True
+    )
+    tandem = await world.tandem(pairs[0], world.job(generation=folded.id))
+    opened = [open_generation(world.space.store, world.corpus, one) for one in (folded.id, tandem.generation)]
     assert [*opened[0].premises] == [*opened[1].premises]
 
 

@@ -979,7 +979,7 @@ export type BuildHeader = Message<"aeenc.v1.BuildHeader"> & {
   resumeFrom: bigint;
 
   /**
-   * Which texts count as the same premise. Default: FOLDING_EXACT.
+   * Which texts count as the same premise. Default: as in `base_generation`, or FOLDING_EXACT.
    *
    * @generated from field: aeenc.v1.Folding folding = 7;
    */
@@ -1784,7 +1784,7 @@ export const FusionMethodSchema: GenEnum<FusionMethod> = /*@__PURE__*/
  */
 export enum Folding {
   /**
-   * The same as FOLDING_EXACT.
+   * As in the base generation; without one, the same as FOLDING_EXACT.
    *
    * @generated from enum value: FOLDING_UNSPECIFIED = 0;
    */
