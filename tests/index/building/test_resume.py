@@ -74,7 +74,7 @@ async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_enco
         await raises(errors.Unavailable, build(index, resume_s=0), "away")
         monkeypatch.undo()
         encoder.servicer.encoded_premises.clear()
-        monkeypatch.setattr(Bucket, "sizes", away)
+        monkeypatch.setattr(Bucket, "upload", away)
         await raises(errors.Unavailable, build(index, resume_s=0, activate=False), "away")  # it is durable here alone
         monkeypatch.undo()
         generation = await build(index, resume_s=0)
