@@ -34,7 +34,9 @@ class Room:
 
 
 ROOMS = {
-    "index and corpus": Room(("services/index", "services/corpus"), 9_200, 6_000),
+    "index and corpus": Room(
+        ("services/index", "services/corpus"), 9_200, 6_000, {"services/index/dense/card.py": "exact search on a GPU"}
+    ),
     "tuning": Room(("services/tuning",), 800, 560),
     "sampler": Room(("services/sampler",), 6_900, 4_300),
     "trainer": Room(("services/trainer",), 7_400, 4_650),

@@ -27,7 +27,6 @@ from services.index.settings import IndexSettings
 from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer
 from services.kit.workers import run_workers
-from services.onnx_devices import CPU, providers_of
 from services.store.artifacts import ArtifactStore
 from services.store.objects import open_store
 
@@ -83,7 +82,9 @@ def build(settings: IndexSettings) -> GrpcServer:
         replicas,
         OpenGenerations(settings.pinned_generations, settings.pinned_bytes),
         open_index=partial(
-            open_index, open_remote=milvus.of if milvus else None, card=_card(settings, health.source("card"))
+            open_index,
+            open_remote=milvus.of if milvus else None,
+            card=Card.open(settings.device, settings.gpu_bytes, health.source("card")),
         ),
         on_change=health.source("corpora"),
     )
@@ -122,22 +123,6 @@ def build(settings: IndexSettings) -> GrpcServer:
     server.add(index_pb2_grpc.add_IndexServiceServicer_to_server, public, "aeenc.v1.IndexService")
     server.add(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, admin, "aeenc.v1.IndexAdminService", admin=True)
     return server
-
-
-def _card(settings: IndexSettings, on_state: Callable[[str], None]) -> Card | None:
-    """Opens the card that the settings name; None for a CPU. Raises FailedPrecondition where it must work and fails."""
-    if settings.device == "cpu":
-        return None
-    placement, loop = providers_of("index", settings.device, settings.gpu_bytes), asyncio.get_running_loop()
-    if placement.providers[0] == CPU:
-        on_state(placement.reason)
-        return None
-    return Card(
-        placement,
-        gpu_bytes=settings.gpu_bytes,
-        is_must=settings.device != "auto",
-        on_state=lambda problem: loop.call_soon_threadsafe(on_state, problem),
-    )
 
 
 def _milvus(settings: IndexSettings, store: ArtifactStore, on_state: Callable[[str], None]) -> Collections:

@@ -10,6 +10,7 @@ every row (decision 51), so hits are those of a CPU to the bit. Where the card f
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from aeenc import errors
 from services.corpus.arrays import norms_of
 from services.index.dense.exact import UNIT_ROUNDOFF, Proposal, ProposerLost
 from services.kit.logs import get
-from services.onnx_devices import CPU, Placement
+from services.onnx_devices import CPU, Placement, providers_of
 
 log = get(__name__)
 HALF_ROUNDOFF = 2.0**-11  # of float16
@@ -67,6 +68,23 @@ class Card:
         self._held_bytes, self._rests_until = 0, 0.0
         self._reserving = threading.RLock()  # a generation may end in the middle of a reservation
         self._problems = {"room": "", "answers": ""}
+
+    @classmethod
+    def open(cls, device: str, gpu_bytes: int, on_state: Callable[[str], object]) -> Card | None:
+        """Opens the card that a setting names, inside the event loop, where `on_state` is called; None for a CPU.
+
+        Raises FailedPrecondition where it must work and fails.
+        """
+        placement, loop = providers_of("index", device, gpu_bytes), asyncio.get_running_loop()
+        if placement.providers[0] == CPU:
+            on_state(placement.reason)
+            return None
+        return cls(
+            placement,
+            gpu_bytes=gpu_bytes,
+            is_must=device != "auto",
+            on_state=lambda problem: loop.call_soon_threadsafe(on_state, problem),
+        )
 
     @property
     def works(self) -> bool:

@@ -139,12 +139,15 @@ async def test_an_index_goes_on_with_the_same_hits_and_degraded_when_its_card_is
         asked.append(given)
         return Placement([CUDA, CPU], options=[{"device_id": "0"}, {}])
 
-    def opened(_: Placement, **given: Any) -> Card:
-        cards.append(FailingCard(Placement([CPU]), **given))
-        return cards[0]
+    class StandIn(FailingCard):
+        """A card that is this processor."""
 
-    monkeypatch.setattr(main, "providers_of", providers_of)
-    monkeypatch.setattr(main, "Card", opened)
+        def __init__(self, _: Placement, **given: Any) -> None:
+            super().__init__(Placement([CPU]), **given)
+            cards.append(self)
+
+    monkeypatch.setattr(card, "providers_of", providers_of)
+    monkeypatch.setattr(main, "Card", StandIn)
     monkeypatch.setattr(approximate, "CODES_FROM", 2)
     async with serve(device="auto", gpu_bytes=10**9) as index:
         await index.client.build("science", [premise(f"f{n}", f"fact {n}") for n in range(90)])
