@@ -19,24 +19,29 @@ HEAD_BYTES = 64 * 1024  # as uvicorn's other parser takes
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """Ends a connection whose request has a head without end, all of which httptools would keep in memory."""
+    """Ends a connection whose request has a head or trailers without end, all of which httptools would keep."""
 
-    _head_bytes: int | None = None  # None: not within a head
+    _got_on = False
+    _bytes = 0  # since a message began, its head was complete or a part of its body came
 
     def on_message_begin(self) -> None:
+        self._got_on = True
         super().on_message_begin()
-        self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = None
+        self._got_on = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._got_on = True
+        super().on_body(body)
+
     def data_received(self, data: bytes) -> None:
+        self._got_on = False
         super().data_received(data)
-        if self._head_bytes is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self.transport.close()
+        self._bytes = 0 if self._got_on else self._bytes + len(data)
+        if self._bytes > HEAD_BYTES:
+            self.transport.close()
 
 
 def main() -> None:

@@ -50,10 +50,18 @@ async def test_settings_come_from_the_environment_and_flags_win():
         assert (await http.post("/embed", json={"inputs": "sun " * 1000})).status_code == 400  # by the encoder
 
 
-async def test_a_head_without_end_ends_its_own_connection_alone():
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /embed HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+    ],
+    ids=["head", "trailers"],
+)
+async def test_a_head_or_trailers_without_end_end_their_own_connection_alone(begun):
     async with running("--port", "0") as (_, url), httpx.AsyncClient(base_url=url) as http:
         _, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
-        writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n")
+        writer.write(begun)
 
         async def endless():
             while True:
@@ -64,6 +72,18 @@ async def test_a_head_without_end_ends_its_own_connection_alone():
             await asyncio.wait_for(endless(), 10)
         assert (await http.get("/openapi.json", headers={"x": 40_000 * "y"})).status_code == 200
         assert (await http.post("/embed", content=200_000 * b" ")).status_code == 400
+
+
+async def test_a_request_that_comes_with_the_end_of_a_large_body_is_answered():
+    async with running("--port", "0") as (_, url):
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        body = 200_000 * b" "
+        head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body + b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n")
+        await writer.drain()
+        assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 400")
+        writer.write(b"Connection: close\r\n\r\n")
+        assert b"HTTP/1.1 200" in await asyncio.wait_for(reader.read(), 10)
 
 
 @pytest.mark.parametrize(
