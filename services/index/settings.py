@@ -65,7 +65,11 @@ class IndexSettings(ServiceSettings):
         description="where exact engines search: `cpu`; `auto` (a GPU where one works and has room, else the CPU); "
         "`cuda`, or `cuda:N`, that card. A GPU needs the extra `index-gpu`",
     )
-    gpu_bytes: int = Field(0, ge=0, description="most memory of the GPU that this index takes, in bytes; 0: no limit")
+    gpu_bytes: int = Field(
+        0,
+        ge=0,
+        description="most bytes of the GPU for premises and 1 GiB to work in, as the index counts them; 0: no limit",
+    )
     build_threads: int = Field(
         usable_cores(), ge=1, description="threads that build ivf and hnsw, in a process of its own"
     )

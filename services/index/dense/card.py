@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from itertools import count
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus.arrays import norms_of
+from services.devices import is_out_of_memory
 from services.index.dense.exact import UNIT_ROUNDOFF, Proposal, ProposerLost
 from services.kit.logs import get
 from services.onnx_devices import CPU, Placement, providers_of
@@ -37,13 +38,14 @@ PART_ROWS = 2**21  # rows of one product
 QUERIES_AT_ONCE = 64
 TRIED_AGAIN_S = 60.0
 _OUT_OF_REACH = np.float16(-65_000)
-_WORK_COPIES = 4  # of the products: themselves, with the mask, and what picking needs
+_WORK_BYTES = 4 * 2 * QUERIES_AT_ONCE * PART_ROWS  # of the products: themselves, with the mask, and two to pick in
+_ANSWERS = "answers"  # the problem of the card itself
 
 
 class Card:
-    """One card and what is on it. `gpu_bytes` bounds the memory that this process takes of it (0: no bound).
+    """One card and what is on it. `gpu_bytes` bounds premises and the room to work in, as counted here (0: no bound).
 
-    `on_state` receives its problem in any thread ("": none). With `is_must`, nothing stands in for it.
+    `on_state` receives its problems in any thread ("": none). With `is_must`, nothing stands in for it.
     """
 
     def __init__(
@@ -65,9 +67,9 @@ class Card:
         )
         number = (placement.options or [{}])[0].get("device_id", "0")
         self._at = ("cpu", 0) if placement.providers[0] == CPU else ("cuda", int(number))
-        self._held_bytes, self._rests_until = 0, 0.0
+        self._held_bytes, self._rests_until = _WORK_BYTES, 0.0
         self._reserving = threading.RLock()  # a generation may end in the middle of a reservation
-        self._problems = {"room": "", "answers": ""}
+        self._problems: dict[object, str] = {}
 
     @classmethod
     def open(cls, device: str, gpu_bytes: int, on_state: Callable[[str], object]) -> Card | None:
@@ -79,12 +81,12 @@ class Card:
         if placement.providers[0] == CPU:
             on_state(placement.reason)
             return None
-        return cls(
-            placement,
-            gpu_bytes=gpu_bytes,
-            is_must=device != "auto",
-            on_state=lambda problem: loop.call_soon_threadsafe(on_state, problem),
-        )
+
+        def tell(problem: str) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(on_state, problem)
+
+        return cls(placement, gpu_bytes=gpu_bytes, is_must=device != "auto", on_state=tell)
 
     @property
     def works(self) -> bool:
@@ -97,9 +99,10 @@ class Card:
         Raises FailedPrecondition where it will not.
         """
         rows, dim = vectors.shape
-        wanted = 2 * (rows * dim + _WORK_COPIES * QUERIES_AT_ONCE * min(rows, PART_ROWS))
+        wanted, remedy = 2 * rows * dim, "delete old generations, give the index more of the card"
         if largest_norm > LARGEST_NORM:
             problem = f"vectors of length {largest_norm:,.0f} have products beyond float16"
+            remedy = f"build the corpus from vectors of at most {LARGEST_NORM:,.0f}"
         elif taken := self._reserve(wanted):
             problem = f"{rows:,} premises need {wanted:,} bytes of the card, and {taken}"
         else:
@@ -107,17 +110,16 @@ class Card:
                 parts = [self._copy(vectors[start : start + PART_ROWS]) for start in range(0, rows, PART_ROWS)]
             except Exception as error:  # noqa: BLE001 -- the runtime raises its own unexported classes
                 self._release(wanted)
-                problem = f"the card did not take {rows:,} premises: {str(error)[:200]}"
+                problem = f"the card did not take {rows:,} premises: {_end_of(error)}"
             else:
                 proposer = CardProposer(self, parts, dim, largest_norm)
                 weakref.finalize(proposer, self._release, wanted)
-                self._tell("room", "")
                 return proposer
         if self._is_must:
-            raise errors.FailedPrecondition(
-                f"{problem}; delete old generations, give the index more of the card, or set AEENC_INDEX_DEVICE=auto"
-            )
-        self._tell("room", f"searches {rows:,} premises on the CPU: {problem}")
+            raise errors.FailedPrecondition(f"{problem}; {remedy}, or set AEENC_INDEX_DEVICE=auto")
+        of = object()
+        self._tell(of, f"searches {rows:,} premises on the CPU: {problem}")
+        weakref.finalize(vectors, self._tell, of, "").atexit = False  # until that generation is closed
         return None
 
     def multiply(
@@ -131,14 +133,16 @@ class Card:
             try:
                 found = self._multiply(parts, queries, width, allowed)
             except Exception as error:  # noqa: BLE001 -- the runtime raises its own unexported classes
-                self._rests_until = time.monotonic() + TRIED_AGAIN_S
-                self._tell("answers", f"the card does not answer: {str(error)[:200]}")
+                is_full = is_out_of_memory(error)  # which may pass at once
+                self._rests_until = 0.0 if is_full else time.monotonic() + TRIED_AGAIN_S
+                failed = "has no memory to multiply in" if is_full else "does not answer"
+                self._tell(_ANSWERS, f"the card {failed}: {_end_of(error)}")
             else:
-                self._tell("answers", "")
+                self._tell(_ANSWERS, "")
                 return found
         if self._is_must:
             raise errors.Unavailable(
-                f"{self._problems['answers']}; repeat the call, restart the index, or set AEENC_INDEX_DEVICE=auto"
+                f"{self._problems[_ANSWERS]}; repeat the call, restart the index, or set AEENC_INDEX_DEVICE=auto"
             )
         raise ProposerLost
 
@@ -146,7 +150,7 @@ class Card:
         self, parts: list[Any], queries: NDArray[np.float16], width: int, allowed: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         scores, ordinals = [], []
-        for number, part in zip(count(), parts):
+        for number, part in enumerate(parts):
             start, rows = number * PART_ROWS, part.shape()[0]
             binding = self._session.io_binding()
             binding.bind_ortvalue_input("premises", part)
@@ -180,13 +184,20 @@ class Card:
         with self._reserving:
             self._held_bytes -= size
 
-    def _tell(self, of: str, problem: str) -> None:
-        if problem == self._problems[of]:
+    def _tell(self, of: object, problem: str) -> None:
+        if problem == self._problems.get(of, ""):
             return
-        self._problems[of] = problem
         if problem:
+            self._problems[of] = problem
             log.warning("the card is not used", reason=problem)
-        self._on_state("; ".join(filter(None, self._problems.values())))
+        else:
+            del self._problems[of]
+        self._on_state("; ".join([*self._problems.values()]))
+
+
+def _end_of(error: Exception) -> str:
+    """The end of a runtime's message, whose beginning is where its code was built."""
+    return str(error)[-200:]
 
 
 class CardProposer:
