@@ -71,8 +71,8 @@ class EncoderServiceServicer(object):
         - FAILED_PRECONDITION (VERSION_NOT_LOADED): no encoder holds the version or label.
         - FAILED_PRECONDITION (SPACE_MISMATCH): this encoder does not serve the space.
         - FAILED_PRECONDITION (PRECISION_NOT_LOADED): the version is not computed in that precision here.
-        - RESOURCE_EXHAUSTED, with RetryInfo: the queue is full. With texts of more tokens than their characters suggest
-        this is said after they are counted.
+        - RESOURCE_EXHAUSTED: with RetryInfo, the queue is full (texts of more tokens than their characters suggest learn
+        so after they are counted); without, one text is over the memory of the device (OUT_OF_MEMORY).
         - DEADLINE_EXCEEDED: the deadline has passed.
         - UNAVAILABLE: no version is loaded yet.
         """
