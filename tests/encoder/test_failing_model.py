@@ -37,20 +37,32 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return what
 
 
-async def fail(client, times: int, text: str = "sun", **options) -> None:
+async def fail(client, times: int, text: str = "sun", *, match: str | None = None, **options) -> None:
+    once = EncoderClient(client.channel.with_options(retry=False))
     for _ in range(times):
-        with pytest.raises(errors.AeencError):
-            await client.encode([text], timeout_s=10, **options)
+        with pytest.raises(errors.AeencError, match=match):
+            await once.encode([text], timeout_s=10, **options)
 
 
+whatever_it_says = pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("the device is lost", "the model cannot encode this text"),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB.", "a text of 3 tokens is over the memory"),
+    ],
+    ids=["lost", "memory"],
+)
+
+
+@whatever_it_says
 async def test_a_model_that_always_fails_ends_readiness_until_its_probe_passes(
-    serve, registry, tiny_checkpoint, fails
+    serve, registry, tiny_checkpoint, fails, why: str, told: str
 ) -> None:
     await register(registry, tiny_checkpoint, label="stable")
     async with serve() as (server, client):
         await client.encode(["sun"])
-        fails["runner"] = "all"
-        await fail(client, breaker.FAILURES)
+        fails |= {"runner": "all", "why": why}
+        await fail(client, breaker.FAILURES, match=told)
         await until(lambda: not server.readiness.healthy)
         assert f"version {tiny_checkpoint.version} fails every run" in server.readiness.reason
         fails["runner"] = None
@@ -58,30 +70,16 @@ async def test_a_model_that_always_fails_ends_readiness_until_its_probe_passes(
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
 
 
-async def test_texts_that_a_model_cannot_bear_do_not_end_readiness(serve, registry, tiny_checkpoint, fails) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    async with serve() as (server, client):
-        states: list[str] = []
-        server.readiness.on_change(lambda: states.append(server.readiness.state))
-        fails["token"] = tiny_tokenizer().token_to_id("moon")
-        await fail(client, 3 * breaker.FAILURES, "moon")
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
-        assert (states, server.readiness.state) == ([], "SERVING")
-
-
-async def test_a_lack_of_memory_is_told_to_its_callers_and_ends_no_readiness(
-    serve, registry, tiny_checkpoint, fails
+@whatever_it_says
+async def test_texts_that_a_model_cannot_bear_do_not_end_readiness(
+    serve, registry, tiny_checkpoint, fails, why: str, told: str
 ) -> None:
     await register(registry, tiny_checkpoint, label="stable")
     async with serve() as (server, client):
-        once = EncoderClient(client.channel.with_options(retry=False))
-        fails |= {"runner": "all", "why": "CUDA out of memory. Tried to allocate 20.00 MiB."}
         states: list[str] = []
         server.readiness.on_change(lambda: states.append(server.readiness.state))
-        for _ in range(2 * breaker.FAILURES):
-            with pytest.raises(errors.Overloaded, match="a text of 3 tokens is over the memory"):
-                await once.encode(["sun"])
-        fails["runner"] = None
+        fails |= {"token": tiny_tokenizer().token_to_id("moon"), "why": why}
+        await fail(client, 3 * breaker.FAILURES, "moon", match=told)
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         assert (states, server.readiness.state) == ([], "SERVING")
 

@@ -194,7 +194,7 @@ class Batcher:
             if worker.given_up:
                 return
             if lacks_memory := is_out_of_memory(error):
-                log.warning("a batch is over the device's memory", texts=len(batch), reason=str(error)[:200])
+                log.warning("a batch is over the device's memory", texts=len(batch), reason=str(error)[:500])
             if len(batch) == 1:
                 _tell(_fail, batch, error if isinstance(error, AeencError) else _public(error, batch[0].length))
                 return
@@ -274,7 +274,7 @@ def _public(error: Exception, tokens: int) -> AeencError:
     if is_out_of_memory(error):
         return Overloaded(
             f"a text of {tokens:,} tokens is over the memory that the encoder's device has left; retry later, shorten "
-            "it, or have AEENC_ENCODER_GPU_BYTES raised where that bounds it",
+            "it, or give the encoder more of its device (AEENC_ENCODER_GPU_BYTES, where that bounds it)",
             reason=OUT_OF_MEMORY,
         )
     public = AeencError(f"the model cannot encode this text ({type(error).__name__})", reason=MODEL_FAILED)

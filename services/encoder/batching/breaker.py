@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from aeenc.errors import AeencError
-from services.encoder.batching.batcher import MODEL_FAILED, WORKER_DIED, WORKER_STUCK, Batcher
+from services.encoder.batching.batcher import MODEL_FAILED, OUT_OF_MEMORY, WORKER_DIED, WORKER_STUCK, Batcher
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Model
 from services.kit.concurrency import cancel_all
@@ -39,11 +39,11 @@ class Breaker:
 
     def failed(self, model: Model, precision: str, error: AeencError) -> None:
         """Notes a call that failed, and probes the model when it may be the model's own fault."""
-        if error.reason not in {MODEL_FAILED, WORKER_DIED, WORKER_STUCK}:
+        if error.reason not in {MODEL_FAILED, OUT_OF_MEMORY, WORKER_DIED, WORKER_STUCK}:
             return
         key = (model.version, precision)
         self._failures[key] += 1
-        is_suspect = error.reason != MODEL_FAILED or self._failures[key] >= FAILURES
+        is_suspect = error.reason in {WORKER_DIED, WORKER_STUCK} or self._failures[key] >= FAILURES
         if is_suspect and key not in self._probes:
             self._probes[key] = asyncio.create_task(self._probe(model, precision))
 

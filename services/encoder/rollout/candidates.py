@@ -176,12 +176,12 @@ def _reason(version: str, error: Exception) -> errors.AeencError:
     error.__traceback__ = error.__context__ = error.__cause__ = None
     if is_out_of_memory(error):  # also what a check of ours has made of it
         return errors.FailedPrecondition(
-            f"checkpoint {version} is over the device's memory beside what is loaded ({str(error)[:200]}); delete a "
+            f"checkpoint {version} is over the device's memory beside what is loaded ({str(error)[:500]}); delete a "
             "label, or raise AEENC_ENCODER_GPU_BYTES where that bounds it"
         )
     if isinstance(error, errors.AeencError):
         return error
-    return errors.DataLoss(f"checkpoint {version} cannot be loaded: {type(error).__name__}: {str(error)[:200]}")
+    return errors.DataLoss(f"checkpoint {version} cannot be loaded: {type(error).__name__}: {str(error)[:500]}")
 
 
 def _return_memory() -> None:

@@ -244,7 +244,7 @@ def _warm(runner: Runner, description: Description, options: LoadOptions, pause:
             if texts > 1 and is_out_of_memory(error):
                 break  # such batches are halved as they come
             asked = f"{texts} x {length} tokens" if texts > 1 else f"{length} tokens"
-            raise DataLoss(f"checkpoint {description.version} fails at {asked}: {str(error)[:200]}") from error
+            raise DataLoss(f"checkpoint {description.version} fails at {asked}: {str(error)[:500]}") from error
         if rows.shape != (texts, runner.width):
             raise DataLoss(
                 f"checkpoint {description.version} gives {rows.shape[-1]} dimensions, its manifest says {runner.width}"

@@ -75,7 +75,7 @@ def open_session(
             path, options, providers=providers, provider_options=placement.options, disabled_optimizers=slower
         )
     except Exception as error:  # the runtime raises its own unexported classes
-        raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:200]}") from error
+        raise DataLoss(f"{path} is refused by onnxruntime: {str(error)[:500]}") from error
     if providers[0] not in session.get_providers():
         raise FailedPrecondition(
             f"{path} was to be computed by {providers[0]}, and its session is on {', '.join(session.get_providers())}; "
