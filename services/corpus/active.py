@@ -12,14 +12,17 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from aeenc import errors
 from services.corpus.generation import check_corpus_name, folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
+from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
-from services.store.files import Documents, try_lock
+from services.store.files import DISK_FULL, Documents, try_lock
+
+log = get(__name__)
 
 MOVES = ".moves"
 LOCK = ".moving.lock"  # shared by moves; alone for a deletion, so that nobody activates what is being deleted
@@ -154,7 +157,7 @@ def records_of(store: ArtifactStore, corpus: str) -> Records:
 
 
 class CopiedRecords(Records):
-    """Records in a bucket. A record never changes, so a copy of each that was read stays on disk."""
+    """Records in a bucket. A record never changes, so a copy of each that was read stays on a disk with room."""
 
     def __init__(self, records: Records, copies: Records) -> None:
         self._records, self._copies = records, copies
@@ -184,8 +187,12 @@ class CopiedRecords(Records):
         return created
 
     def _copy(self, number: int, data: bytes) -> None:
-        with suppress(OSError):  # a full disk keeps nobody from what the bucket has
+        try:
             self._copies.create(number, data)
+        except OSError as error:  # a full disk keeps nobody from what the bucket has
+            if error.errno not in DISK_FULL:
+                raise
+            log.warning("a record of a bucket is not copied", record=number, reason=str(error))
 
     def remove(self, number: int) -> None:
         """Removes a record that may be gone already, and its copy."""

@@ -1,5 +1,6 @@
 """The moves of a corpus: one winner for each state."""
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -8,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aeenc import errors
 from services.corpus import moves
-from services.corpus.active import MOVES, latest_move, note_change, read_active, write_active
+from services.corpus.active import MOVES, CopiedRecords, latest_move, note_change, read_active, write_active
 from services.corpus.generation import folder_of
 from services.corpus.moves import Move, MoveRequest, make_move, read_move
 from services.store.artifacts import ArtifactStore
@@ -202,3 +204,20 @@ def test_what_killed_processes_left_of_their_records_goes_and_what_is_just_being
     os.utime(old, (0, 0))
     assert write_active(artifact_store, "science", "g2").number == 2
     assert sorted(path.name for path in records.iterdir()) == [".new-new", f"{1:012}.json", f"{2:012}.json"]
+
+
+@pytest.mark.parametrize(("code", "is_full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
+def test_a_full_disk_keeps_no_record_from_the_bucket_and_is_logged_and_another_failure_is_told(code, is_full):
+    def fails() -> None:
+        raise OSError(code, os.strerror(code))
+
+    bucket, copies = MemoryRecords(), MemoryRecords()
+    copies.before_create = fails
+    with structlog.testing.capture_logs() as logged:
+        if is_full:
+            assert CopiedRecords(bucket, copies).create(1, b"one")
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                CopiedRecords(bucket, copies).create(1, b"one")
+    assert [(one["record"], os.strerror(code) in one["reason"]) for one in logged] == [(1, True)] * is_full
+    assert bucket.records == {1: b"one"}

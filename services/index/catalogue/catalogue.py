@@ -92,8 +92,10 @@ class Catalogue:
         with suppress(OSError):
             await asyncio.to_thread(self._replicas.look)  # before the moves are read: who moves from now on, waits
         for corpus in await asyncio.to_thread(corpora_of, self._store):
-            with suppress(OSError):  # what serves needs it not
+            try:
                 await asyncio.to_thread(self._watch.sweep, corpus)
+            except OSError as error:  # serving does not need it
+                log.warning("what ended work has left is not removed", corpus=corpus, reason=str(error))
             await self._follow(corpus, is_new=True)
         with suppress(OSError):
             await self.report()

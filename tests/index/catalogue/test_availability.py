@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import structlog
 
 from aeenc import AsyncClient, errors
 from services.index.catalogue import catalogue as catalogue_module
@@ -42,13 +43,17 @@ async def test_a_corpus_that_cannot_be_read_does_not_stop_the_others(serve, monk
         await index.client.build("science", facts())
         await index.client.build("other", facts())
     monkeypatch.setattr(ArtifactStore, name, failing(getattr(ArtifactStore, name), code, "generations/science"))
-    async with serve() as index:
-        assert (await index.client.search("other", TWO, space_id=SPACE)).ids[0]
-        if name == "sweep":
-            assert (await index.client.search("science", TWO, space_id=SPACE)).ids[0]
-            return
-        assert "generations/science" in (await index.client.info()).service.state_reason
-        await raises(errors.DataLoss, index.client.search("science", TWO, space_id=SPACE), "disk says no")
+    with structlog.testing.capture_logs() as logged:
+        async with serve() as index:
+            assert (await index.client.search("other", TWO, space_id=SPACE)).ids[0]
+            if name == "sweep":
+                assert (await index.client.search("science", TWO, space_id=SPACE)).ids[0]
+                warned = [one for one in logged if one["event"] == "what ended work has left is not removed"]
+                assert [one["corpus"] for one in warned] == ["science"]
+                assert "/generations/science" in warned[0]["reason"]
+                return
+            assert "generations/science" in (await index.client.info()).service.state_reason
+            await raises(errors.DataLoss, index.client.search("science", TWO, space_id=SPACE), "disk says no")
 
 
 async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
