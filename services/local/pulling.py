@@ -15,7 +15,7 @@ import os
 import stat
 import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import IO, Annotated, Any
 from urllib.parse import urlsplit
@@ -160,7 +160,9 @@ def _fetch(source: str, name: str, to: Path, most: int) -> str:
                     raise DataLoss(f"{source}/{name} is larger than {most:,} bytes; nothing was kept")
                 digest.update(block)
                 file.write(block)
-    except (OSError, HTTPException, ValueError) as error:  # the last one: of an address that is none
+    except (ValueError, InvalidURL) as error:
+        raise InvalidArgument(f"{source}/{name} is no address ({error}); correct it") from None
+    except (OSError, HTTPException) as error:
         raise Unavailable(f"{source}/{name} cannot be read: {error}") from None
     return digest.hexdigest()
 

@@ -159,7 +159,10 @@ def test_another_manifest_a_larger_model_and_an_open_address_are_refused(
     for open_address in ("http://models.example/one", "ftp://127.0.0.1/one", "file:///etc"):
         with pytest.raises(errors.InvalidArgument, match="is not https"):
             pull(open_address, store)
-    for nothing_there in (f"{address}/elsewhere", f"{address}/modèle", "https://models..example", "https://[models"):
+    for no_address in (f"{address}/modèle", f"{address}/my model", "https://models..example", "http://[models"):
+        with pytest.raises(errors.InvalidArgument, match=r"is no address \(.*\); correct it"):
+            pull(no_address, store)
+    for nothing_there in (f"{address}/elsewhere", "http://127.0.0.1:1"):
         with pytest.raises(errors.Unavailable, match=re.escape(f"{nothing_there}/card.json cannot be read")):
             pull(nothing_there, store)
     with pytest.raises(errors.InvalidArgument, match=r"http://models\.example/card\.json is not https"):
