@@ -9,7 +9,7 @@ The same plan and inputs give the same weights on the same machine, even if the 
 job resumes from one file with weights, optimiser moments and the best epoch's weights: safetensors and JSON, never
 pickle. Randomness is seeded by epoch, so no generator state is kept. The file has the hash of its content, so that a
 damaged one is told from a sound one. From the first batch on that is over the device's memory, batches are computed in
-twice as many parts, if their gradients add up.
+twice as many parts, if their gradients add up. That is not saved: if such a job is killed, its weights may differ.
 """
 
 from __future__ import annotations
