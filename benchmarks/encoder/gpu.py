@@ -2,10 +2,10 @@
 
     python -m benchmarks.encoder.gpu [--only PART ...] [--again] [--model DIR] [--device cpu --share .001 --side 256]
 
-A part that ran on a card as a whole is kept in docs/results/gpu/PART.json (or below AEENC_BENCH_RESULTS), and is not
-measured again without `--again`. One that fails leaves the others; what is still owed is listed at the end. DIR is a
-sentence-transformers directory with mean pooling. Without it, a model of MiniLM's shape is made up, with weights from
-a seed, which change no speed.
+A part that ran on a card as a whole, with all rounds and the made-up model, is kept in docs/results/gpu/PART.json (or
+below AEENC_BENCH_RESULTS), and is not measured again without `--again`. One that fails leaves the others; what is still
+owed is listed at the end. DIR is a sentence-transformers directory with mean pooling. Without it, a model of MiniLM's
+shape is made up, with weights from a seed, which change no speed.
 
 The script needs torch with CUDA, transformers, tokenizers, uvloop, structlog, prometheus-client and opentelemetry-api,
 the SDK (`PYTHONPATH=clients/python` will do), and sentence-transformers as a rival. Parts that lack something say so:
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ from importlib import import_module
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -168,7 +170,8 @@ async def training(rows: Rows, setting: Setting) -> None:
 async def onnxruntime(rows: Rows, setting: Setting) -> None:
     """Texts a second in onnxruntime over those in torch, in half precision; and its float32, without TF32.
 
-    After `index` in one process, onnxruntime does not reduce precision within a product (ORT_CUDA_GEMM_OPTIONS).
+    After `index` in one process, products here do not reduce precision either: onnxruntime reads ORT_CUDA_GEMM_OPTIONS
+    once, at its first product in half precision, and keeps it to the end. `--only onnxruntime` measures without it.
     """
     half, single = ours_in_onnxruntime(setting)
     encoders = {"ours": ours(setting.model, setting.device), "ours, onnxruntime": half}
@@ -181,10 +184,16 @@ async def onnxruntime(rows: Rows, setting: Setting) -> None:
 
 
 def of_index(name: str) -> Part:
-    """A part that needs faiss and onnxruntime, which may be missing."""
+    """A part that needs faiss and onnxruntime, which may be missing. How cards sum products is afterwards as before."""
 
     async def part(rows: Rows, setting: Setting) -> None:
-        await getattr(import_module("benchmarks.encoder.gpu_index"), name)(rows, setting)
+        matmul = torch.backends.cuda.matmul
+        reduced = matmul.allow_fp16_reduced_precision_reduction
+        with patch.dict(os.environ):
+            try:
+                await getattr(import_module("benchmarks.encoder.gpu_index"), name)(rows, setting)
+            finally:
+                matmul.allow_fp16_reduced_precision_reduction = reduced
 
     return part
 
@@ -273,7 +282,7 @@ def main() -> None:
     if todo:
         with tempfile.TemporaryDirectory(prefix="aeenc-bench-") as scratch:
             model = asked.model or make_model(Path(scratch))
-            setting = Setting(model, asked.device, asked.rounds, asked.share, asked.side)
+            setting = Setting(model, asked.device, asked.rounds, asked.share, asked.side, asked.model is None)
             for part in todo:
                 measure(rows, part, setting, asked.commit)
     if owed := [part for part in PARTS if not kept_at(part).is_file()]:

@@ -96,6 +96,7 @@ class Setting:
     rounds: int = ROUNDS
     share: float = 1.0
     side: int = SIDE
+    is_made_up: bool = True  # the model
 
     @property
     def on_card(self) -> bool:
@@ -105,7 +106,7 @@ class Setting:
     @property
     def is_whole(self) -> bool:
         """Whether what is measured may be kept."""
-        return self.on_card and (self.share, self.side) == (1.0, SIDE)
+        return self.on_card and self.is_made_up and (self.rounds, self.share, self.side) == (ROUNDS, 1.0, SIDE)
 
     @cached_property
     def texts(self) -> dict[str, list[str]]:
