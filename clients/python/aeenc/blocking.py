@@ -297,7 +297,7 @@ class BlockingIndexClient:
         request_id: str = "",
         base_generation: str = "",
         delete_ids: Sequence[str] = (),
-        fold_similar: bool = False,
+        fold_similar: bool | None = None,
         space_id: str = "",
         truncate: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
@@ -312,9 +312,9 @@ class BlockingIndexClient:
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
-        them; so does, unasked, a build on a generation that was built so. `space_id` is the space of the premises'
-        vectors (default: the encoder's own). A premise too long for the model is refused unless `truncate`: then its
-        vector is that of its beginning, and `notes` counts such ones.
+        them, and False equal texts alone; None does as the base generation did (without one: as False). `space_id` is
+        the space of the premises' vectors (default: the encoder's own). A premise too long for the model is refused
+        unless `truncate`: then its vector is that of its beginning, and `notes` counts such ones.
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.

@@ -183,7 +183,7 @@ class IndexClient:
         request_id: str = "",
         base_generation: str = "",
         delete_ids: Sequence[str] = (),
-        fold_similar: bool = False,
+        fold_similar: bool | None = None,
         space_id: str = "",
         truncate: bool = False,
         on_progress: Callable[[int, int], None] | None = None,
@@ -198,9 +198,9 @@ class IndexClient:
         `on_stage` is called whenever the build does something else: receives premises, or indexes them.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
-        them; so does, unasked, a build on a generation that was built so. `space_id` is the space of the premises'
-        vectors (default: the encoder's own). A premise too long for the model is refused unless `truncate`: then its
-        vector is that of its beginning, and `notes` counts such ones.
+        them, and False equal texts alone; None does as the base generation did (without one: as False). `space_id` is
+        the space of the premises' vectors (default: the encoder's own). A premise too long for the model is refused
+        unless `truncate`: then its vector is that of its beginning, and `notes` counts such ones.
 
         The index keeps the premises that it has acknowledged as durable. While it is away, full, or without progress,
         this call resumes after them for up to `resume_s`, unless `premises` is an iterator, which cannot begin again.
@@ -210,6 +210,9 @@ class IndexClient:
         """
         refuse_single_text(delete_ids, "delete_ids")
         can_resume = begins_again(premises)
+        folding = index_pb2.FOLDING_UNSPECIFIED
+        if fold_similar is not None:
+            folding = index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT
         header = message(
             index_pb2.BuildHeader,
             corpus=corpus,
@@ -219,7 +222,7 @@ class IndexClient:
             activate=activate,
             space_id=space_id,
             truncate=truncation(truncate),
-            folding=index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_UNSPECIFIED,
+            folding=folding,
         )
         generation = index_pb2.Generation()
         deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0

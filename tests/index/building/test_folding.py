@@ -45,6 +45,12 @@ async def test_what_is_added_to_a_folded_corpus_is_folded_unless_it_is_asked_oth
     listed = [(one.id, list(one.aliases)) async for one in index.client.list_premises("science")]
     assert listed == [("a", ["b"]), ("c", [])]
     assert open_generation(index.store, "science", added.id).is_folded
+    apart = await index.client.build(
+        "science", [premise("d", "Snow is cold!")], base_generation=added.id, fold_similar=False
+    )
+    listed = [(one.id, list(one.aliases)) async for one in index.client.list_premises("science")]
+    assert listed == [("a", ["b"]), ("c", []), ("d", [])]
+    assert not open_generation(index.store, "science", apart.id).is_folded
 
 
 async def test_a_split_or_tag_that_a_premise_names_twice_is_stored_once_and_gives_the_same_generation(index):

@@ -89,7 +89,7 @@ def build_corpus(
         premises,
         activate=activate,
         space_id=space_id,
-        fold_similar=fold_same,
+        fold_similar=fold_same or None,
         truncate=truncate,
         on_progress=progressed,
         on_stage=on_stage,
