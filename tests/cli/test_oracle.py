@@ -138,8 +138,10 @@ async def test_what_makes_no_oracle_is_wrong_use(aeenc, trees, tmp_path, words, 
 
 async def test_a_language_model_serves_as_an_oracle_and_its_key_stays_out_of_the_command(tmp_path):
     (tmp_path / "key").write_text(KEY)
+    (tmp_path / "template").write_bytes(b"Query: $query\r\n$candidates\r\n")
     with ModelEndpoint().served() as endpoint:
         options = ("--base-url", endpoint.url, "--model", "m", "--key-file", tmp_path / "key")
+        options += ("--template", tmp_path / "template")
         with served("llm", *options, "--samples", 2) as address:
             found = await ask(address)
     assert {text: verdict.judgement for text, verdict in found.items()} == {
@@ -147,7 +149,10 @@ async def test_a_language_model_serves_as_an_oracle_and_its_key_stays_out_of_the
         "the magnet pulls the nail": REFUSES,
         "ice is light": REFUSES,
     }
-    assert len(endpoint.sent) == 2
+    prompts = [sent.request["messages"][0]["content"] for sent in endpoint.sent]
+    assert [prompt.count("\r") for prompt in prompts] == [0, 0]
+    assert prompts[0].startswith('Query: "the nail moves"\n1. ')
+    assert prompts[0].endswith("\n"), "the template's last line has an end"
 
 
 async def test_a_check_compares_a_running_oracle_or_a_language_model_with_gold_trees(aeenc, trees, tmp_path):

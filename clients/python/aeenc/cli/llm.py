@@ -85,7 +85,7 @@ def language_model_of(
         key=read_key(os.environ, key_variable, key_file),
         samples=samples,
         temperature=temperature,
-        template="".join(line for _, line in text_lines(template)) if template else TEMPLATE,
+        template="".join(line.replace("\r", "") for _, line in text_lines(template)) if template else TEMPLATE,
         candidates=prompt_candidates,
         thinking_tokens=thinking_tokens,
         cache=cache,
