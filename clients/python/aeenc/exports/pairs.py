@@ -24,13 +24,13 @@ from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.files.lines import json_lines, refuse_half
 from aeenc.files.whole import whole_file
-from aeenc.values.writing import timestamp
+from aeenc.values.writing import shown, timestamp
 
 FORMAT_VERSION = 1
 _SIGNS = ("positive", "negative", "skipped")
 _TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator", "note")
 _NUMBERS = {"rank": int, "score": float, "grade": float}
-FLOAT32_END = 2**128  # of the messages' numbers
+FLOAT32_END = 2**128 - 2**103  # of the messages' numbers: rounds to infinity
 
 
 def record_of(pair: values.Pair) -> dict[str, Any]:
@@ -63,12 +63,14 @@ def pair_of(record: object) -> values.Pair:
     if not isinstance(record, dict):
         raise InvalidArgument("the line must be a JSON object; write one a line")
     if record.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-        raise InvalidArgument(f"format_version is {record['format_version']!r}; this release reads {FORMAT_VERSION}")
+        raise InvalidArgument(
+            f"format_version is {shown(record['format_version'])}; this release reads {FORMAT_VERSION}"
+        )
     for name in ("query", "premise"):
         if not _text(record, name).strip():
             raise InvalidArgument(f"`{name}` must be a string that is not empty")
     if record.get("sign") not in _SIGNS:
-        raise InvalidArgument(f"`sign` is {record.get('sign')!r}; write {', '.join(_SIGNS)}")
+        raise InvalidArgument(f"`sign` is {shown(record.get('sign'))}; write {', '.join(_SIGNS)}")
     told: dict[str, Any] = {name: _text(record, name) for name in _TEXTS}
     told |= {name: _number(record, name, kind) for name, kind in _NUMBERS.items()}
     at = _text(record, "judged_at")
@@ -111,7 +113,7 @@ def _text(record: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InvalidArgument(f"`{name}` is {value!r}; write a string")
+        raise InvalidArgument(f"`{name}` is {shown(value)}; write a string")
     refuse_half(f"`{name}`", value)
     return value
 
@@ -119,7 +121,7 @@ def _text(record: dict[str, Any], name: str) -> str:
 def _flag(record: dict[str, Any], name: str) -> bool:
     value = record.get(name) or False
     if value is not True and value is not False:
-        raise InvalidArgument(f"`{name}` is {value!r}; write true, or leave it out")
+        raise InvalidArgument(f"`{name}` is {shown(value)}; write true, or leave it out")
     return value
 
 
@@ -127,7 +129,7 @@ def _number(record: dict[str, Any], name: str, kind: type[int] | type[float]) ->
     value = record.get(name) or 0
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < FLOAT32_END
     if not number or (kind is int and not 0 <= value == int(value) < 2**32):
-        raise InvalidArgument(f"`{name}` is {value!r}; write a {'whole' if kind is int else 'finite'} number")
+        raise InvalidArgument(f"`{name}` is {shown(value)}; write a {'whole' if kind is int else 'finite'} number")
     return kind(value)
 
 
@@ -136,5 +138,5 @@ def _time(text: str) -> datetime:
     try:
         at.FromJsonString(text)
     except ValueError:
-        raise InvalidArgument(f"`judged_at` is {text!r}; write it as 2026-01-31T12:00:00Z") from None
+        raise InvalidArgument(f"`judged_at` is {shown(text)}; write it as 2026-01-31T12:00:00Z") from None
     return at.ToDatetime(tzinfo=UTC)
