@@ -35,7 +35,8 @@ async def test_the_fleet_file_of_the_directory_is_found_or_that_of_aeenc_home(ae
     assert (await aeenc("retrieve", "science", "ice")).code == 0
     write_fleet(tmp_path / "elsewhere", index="127.0.0.1:1")
     monkeypatch.setenv("AEENC_HOME", str(tmp_path / "elsewhere"))
-    assert (await aeenc("--timeout", 0.2, "retrieve", "science", "ice")).code == 3
+    ended = await aeenc("--timeout", 0.2, "retrieve", "science", "ice")
+    assert (ended.code, "127.0.0.1:1" in ended.stderr) == (3, True)
 
 
 async def test_the_environment_goes_before_the_file_and_an_option_before_both(aeenc, filled, tmp_path, monkeypatch):
@@ -43,7 +44,8 @@ async def test_the_environment_goes_before_the_file_and_an_option_before_both(ae
     monkeypatch.setenv("AEENC_INDEX", filled.index)
     assert (await aeenc("retrieve", "science", "ice")).code == 0
     monkeypatch.setenv("AEENC_INDEX", "127.0.0.1:1")
-    assert (await aeenc("--timeout", 0.2, "retrieve", "science", "ice")).code == 3
+    ended = await aeenc("--timeout", 0.2, "retrieve", "science", "ice")
+    assert (ended.code, "127.0.0.1:1" in ended.stderr) == (3, True)
     assert (await aeenc("--index", filled.index, "retrieve", "science", "ice")).code == 0
 
 

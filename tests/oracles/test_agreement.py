@@ -36,7 +36,7 @@ def test_tasks_hold_all_gold_among_the_premises_that_share_most_words_and_are_th
     with pytest.raises(errors.InvalidArgument, match="candidates"):
         gold_tasks(dataset, "dev", count=1, candidates=1)
     nothing_fits = Dataset(SAMPLE, {}, {"dev": [tree for tree in dataset.trees("dev") if len(tree.steps) == 1][:1]})
-    with pytest.raises(errors.InvalidArgument, match="no query of split 'dev' has under 2 gold premises"):
+    with pytest.raises(errors.InvalidArgument, match=r"split 'dev' has under 2 gold premises; .* another split"):
         gold_tasks(nothing_fits, "dev", count=1, candidates=2)
 
 

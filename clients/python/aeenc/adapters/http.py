@@ -155,8 +155,8 @@ def error_handlers(respond: Respond) -> Mapping[Any, Callable[[Any, Any], Awaita
     async def on_invalid_body(request: Any, error: ValidationError) -> Any:
         """A body that does not fit its schema: each wrong field by its name, unless there are very many."""
         if error.error_count() > MAX_FAULTS:
-            told = f"has {error.error_count():,} faults; compare it with what the call takes, and correct its shape"
-            return respond(request, InvalidArgument.field("body", told), 400)
+            problem = f"has {error.error_count():,} faults; compare it with what the call takes, and correct its shape"
+            return respond(request, InvalidArgument.field("body", problem), 400)
         violations = [
             FieldViolation(_path(one["loc"]), one["msg"])
             for one in error.errors(include_url=False, include_input=False)

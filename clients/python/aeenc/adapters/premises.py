@@ -52,8 +52,8 @@ class FoundPremise:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the origin of this premise, as all integrations put it into their documents."""
-        told = {name: value for name, value in vars(self).items() if name not in {"id", "text"}}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
+        fields = {name: value for name, value in vars(self).items() if name not in {"id", "text"}}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 class ConnectsLater(Generic[C]):

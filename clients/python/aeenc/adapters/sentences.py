@@ -17,6 +17,7 @@ from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
 from aeenc.transport.sync import run
 from aeenc.transport.targets import ConnectOptions, Targets
+from aeenc.values.writing import shown
 
 BATCH = 32
 ROLES: dict[str, Role] = {"query": "query", "premise": "premise", "document": "premise", "passage": "premise"}
@@ -154,7 +155,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
 def role_of(name: str) -> Role:
     """Returns the role that a prompt's name stands for. Raises InvalidArgument for an unknown one."""
     if name not in ROLES:
-        raise InvalidArgument.field("prompt_name", f"is {name!r:.60}; give one of {', '.join(ROLES)}")
+        raise InvalidArgument.field("prompt_name", f"is {shown(name)}; give one of {', '.join(ROLES)}")
     return ROLES[name]
 
 

@@ -87,7 +87,8 @@ def gold_tasks(dataset: Dataset, split: str, *, count: int, candidates: int = 10
     drawing = random.Random(seed)  # noqa: S311 -- draws a sample, protects nothing
     queries = [query for query in dataset.queries(split) if len(query.gold) < candidates]
     if not queries:
-        raise InvalidArgument(f"no query of split {split!r} has under {candidates} gold premises; give more candidates")
+        problem = f"no query of split {split!r} has under {candidates} gold premises"
+        raise InvalidArgument(f"{problem}; give more candidates, or another split")
     texts = {candidate.text: candidate.id for candidate in dataset.candidates()}
     alike = _closest(texts)
     tasks = []
