@@ -121,7 +121,7 @@ export interface OracleServer {
 }
 
 /** Serves an oracle. Throws INVALID_ARGUMENT for an open address without a token, for a blank token and for files that
- * cannot be read, UNAVAILABLE for a taken port. */
+ * cannot be used, UNAVAILABLE for a taken port. */
 export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): Promise<OracleServer> {
   const { address = "127.0.0.1:50060", cert, key } = options;
   const token = bare(options.token === "" ? " " : options.token); // an empty one, which would admit all, is blank
@@ -143,10 +143,7 @@ export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): 
       },
     });
   const handler = connectNodeAdapter({ routes, connect: false, grpcWeb: false });
-  const server: Http2Server =
-    cert && key
-      ? createSecureServer({ cert: bytesOf("cert", cert), key: bytesOf("key", key) }, handler)
-      : createServer(handler);
+  const server: Http2Server = cert && key ? secured(cert, key, handler) : createServer(handler);
   const sessions = new Set<ServerHttp2Session>();
   server.on("session", (session) => sessions.add(session.once("close", () => sessions.delete(session))));
   await new Promise<void>((resolve, reject) => {
@@ -157,6 +154,16 @@ export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): 
   });
   const { port } = server.address() as AddressInfo;
   return { address: `${address.slice(0, colon)}:${port}`, stop: (graceMs = 1000) => stop(server, sessions, graceMs) };
+}
+
+function secured(cert: string, key: string, handler: ReturnType<typeof connectNodeAdapter>): Http2Server {
+  const pair = { cert: bytesOf("cert", cert), key: bytesOf("key", key) };
+  try {
+    return createSecureServer(pair, handler);
+  } catch (error) {
+    const remedy = "give PEM files, and the key of the certificate";
+    throw new AeencError("INVALID_ARGUMENT", `cert ${cert} and key ${key} cannot be used (${error}); ${remedy}`);
+  }
 }
 
 async function stop(server: Http2Server, sessions: Set<ServerHttp2Session>, graceMs: number): Promise<void> {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { createServer, type Http2Server } from "node:http2";
 import type { AddressInfo } from "node:net";
-import { after, before, beforeEach, test } from "node:test";
+import { after, before, beforeEach, mock, test } from "node:test";
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { AeencError, connect, type Client } from "aeenc";
@@ -18,19 +18,21 @@ let calls: HandlerContext[] = [];
 let sessions = 0;
 let answer: (context: HandlerContext) => Promise<void> | void = () => undefined;
 let watch: (fromSeq: bigint, context: HandlerContext) => AsyncGenerator<{ seq: bigint; run: { id: string } }>;
-let called: () => void = () => undefined;
 
 const silent = (context: HandlerContext) => new Promise<void>((end) => context.signal.addEventListener("abort", () => end()));
-const nextCall = () => new Promise<void>((come) => { called = come; });
+// Until a failure has reached the client and its pause has begun.
+const paused = () => new Promise<void>((come) => {
+  const from = AeencError.from;
+  mock.method(AeencError, "from", (...failed: Parameters<typeof from>) => { setImmediate(come); return from(...failed); }, { times: 1 });
+});
 const retrieve = (options = {}) => client.retrieve("science", ["text"], options);
 
 before(async () => {
-  const noted = (context: HandlerContext) => { calls.push(context); called(); };
   const handler = connectNodeAdapter({
     routes(router) {
       router.service(IndexService, {
         async retrieve(_, context) {
-          noted(context);
+          calls.push(context);
           await answer(context);
           return { generation: "g" };
         },
@@ -38,7 +40,7 @@ before(async () => {
       router.service(SamplerService, {
         getRun: () => ({ run: { id: "r" } }),
         async *watchRun({ fromSeq }, context) {
-          noted(context);
+          calls.push(context);
           yield* watch(fromSeq, context);
         },
         async startRun(messages) {
@@ -79,20 +81,20 @@ test("an abort says the same while a call or a watch waits for its next attempt,
   watch = async function* () { throw AWAY; };
   for (const wait of [(signal: AbortSignal) => retrieve({ signal }), (signal: AbortSignal) => client.watchRun("r", { signal }).next()]) {
     const caller = new AbortController();
-    const asked = nextCall();
+    const waits = paused();
     const ended = assert.rejects(wait(caller.signal), { code: "CANCELLED", message: /no service answers at .*away/ });
-    await asked;
-    setTimeout(() => caller.abort(), 50); // its first pause lasts 80 ms at least
+    await waits;
+    caller.abort();
     await ended;
   }
 });
 
 test("a client that is closed while a call waits for its next attempt makes none", async () => {
   answer = () => { throw AWAY; };
-  const asked = nextCall();
+  const waits = paused();
   const ended = assert.rejects(retrieve(), { code: "FAILED_PRECONDITION", message: /is closed; connect again/ });
-  await asked;
-  setTimeout(() => client.close(), 50);
+  await waits;
+  client.close();
   const opened = sessions;
   await ended;
   assert.deepEqual([calls.length, sessions], [1, opened]);
@@ -103,7 +105,7 @@ test("a last attempt that has no time to end does not hide the refusal before it
     if (calls.length > 1) return silent(context);
     throw new ConnectError("full", Code.ResourceExhausted);
   };
-  await assert.rejects(retrieve({ timeoutMs: 400 }), { code: "RESOURCE_EXHAUSTED", message: /full/ });
+  await assert.rejects(retrieve({ timeoutMs: 1900 }), { code: "RESOURCE_EXHAUSTED", message: /full/ });
   assert.equal(calls.length, 2);
 });
 

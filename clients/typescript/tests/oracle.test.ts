@@ -109,10 +109,11 @@ test("an address beyond loopback needs a token", async () => {
   await assert.rejects(serveOracle({ judge: () => [] }, half), { code: "INVALID_ARGUMENT" });
 });
 
-test("a blank token, an address without a port and a file that is not there stop the start by name", async () => {
+test("a blank token, an address without a port and files that cannot be used stop the start by name", async () => {
   const wrongs: [OracleOptions, RegExp][] = [
     [{ token: "" }, /^token: is blank/], [{ token: " \n" }, /^token: is blank/], [{ address: "localhost" }, /^address: is "localhost"; give host:port/],
     [{ address: "127.0.0.1:70000" }, /^address: /], [{ cert: "nowhere.pem", key: "nowhere.pem" }, /^cert: .*nowhere\.pem.* cannot be read/],
+    [{ cert: "README.md", key: "README.md" }, /^cert README\.md and key README\.md cannot be used \(/],
   ];
   for (const [options, message] of wrongs) {
     const serves = serveOracle({ judge: () => [] }, { address: "127.0.0.1:0", ...options }).then((server) => server.stop(0));
