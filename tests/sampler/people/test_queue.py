@@ -17,11 +17,9 @@ from aeenc import errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Answer, Task, Verdict
 from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, overview, steps, tasks
-from services.sampler.people.controls import read_controls
 from services.sampler.people.queue import TaskQueue
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
-from services.sampler.settings import QueueSettings
 from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
@@ -396,34 +394,6 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
         ]:
             with pytest.raises(kind, match=message):
                 await call
-
-
-def test_a_queue_may_not_bear_the_name_of_an_oracle_and_controls_must_be_readable(world: SamplerWorld, tmp_path):
-    with pytest.raises(ValueError, match="other names"):
-        world.configure(queues={"fake": {}})
-    for name in ("controls", "guideline"):
-        with pytest.raises(ValueError, match=rf"queues\.team\.{name}\n.* does not point to a file"):
-            world.configure(queues={"team": {name: str(tmp_path / "nowhere")}})
-    guideline = tmp_path / "guideline.md"
-    for content, message in ((b"# Les r\xe8gles", ":1: byte 8 is not UTF-8"), (b"a" * 65_537, "at most 65,536")):
-        guideline.write_bytes(content)
-        with pytest.raises(errors.InvalidArgument, match=message):
-            QueueSettings(guideline=guideline).guideline_text()
-    guideline.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
-    assert QueueSettings(guideline=guideline).guideline_text() == "one\n\ntwo"
-    malformed = (
-        ("{", ":1: not JSON"),
-        ("\n[]", ":2: not a control item"),
-        ('{"query": "\udce9"}', ":1: byte 12 is not UTF-8"),
-        ('{"explains": ["x"]}', "query: Field required"),
-        ('{"query": "q"}', "neither"),
-        ('{"query": "q", "explains": [""]}', "a text is empty"),
-        ("", "holds no"),
-    )
-    for text, message in malformed:
-        (tmp_path / "c.jsonl").write_text(text, errors="surrogateescape")
-        with pytest.raises(errors.InvalidArgument, match=message):
-            read_controls(tmp_path / "c.jsonl")
 
 
 async def test_a_run_cancelled_through_another_sampler_gives_its_worker_back(world: SamplerWorld):
