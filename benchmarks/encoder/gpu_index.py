@@ -76,7 +76,7 @@ async def index_torch(rows: Rows, setting: Setting) -> None:
 
 
 async def faiss_gpu(rows: Rows, setting: Setting) -> None:
-    """What faiss-gpu proposes of the crowded rows, and whether it heeds a mask; products of torch are the rival."""
+    """Measures faiss-gpu over the crowded rows, with and without a mask; torch is the rival."""
     gpu: Any = faiss
     if not hasattr(gpu, "StandardGpuResources"):
         raise NotMeasured("this faiss has no GPU")

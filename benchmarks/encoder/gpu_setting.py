@@ -1,4 +1,4 @@
-"""What the parts of the benchmark of GPUs share: the device, what it can multiply, made-up texts and models.
+"""The shared setting of the GPU benchmark: the device and its peak rate, made-up texts and models.
 
 A card's bars are no bars for a CPU, on which the script is only tried.
 """
@@ -84,12 +84,12 @@ def make_model(directory: Path, shape: Mapping[str, int] = MINILM) -> Path:
 
 
 class NotMeasured(Exception):
-    """What a part needs is not at hand."""
+    """A part lacks a package or a device."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all parts measure with: `side` of the matrix products, and the `share` of all that is counted."""
+    """The options of all parts: the `side` of matrix products, the `share` of texts, rows and queries to measure."""
 
     model: Path
     device: str
@@ -100,7 +100,7 @@ class Setting:
 
     @property
     def on_card(self) -> bool:
-        """Whether this is no trial on a CPU."""
+        """Whether a GPU is measured."""
         return self.device.startswith("cuda")
 
     @property

@@ -74,7 +74,7 @@ def held_port(settings: ServiceSettings) -> Iterator[int]:
 
 
 def _settings_of(settings: Settings, number: int, port: int) -> Settings:
-    """Makes the settings of one worker. Raises InvalidArgument where there is no port for its metrics."""
+    """Makes the settings of one worker. Raises InvalidArgument if its metrics would need a port above 65535."""
     changed: dict[str, object] = {"port": port, "instance": f"{settings.instance}-{number}"}
     changed |= dict.fromkeys(f"{name}_file" for name in TOKENS)  # the tokens themselves were read from them
     if settings.metrics_port:

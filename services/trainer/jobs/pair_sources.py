@@ -45,8 +45,12 @@ _NLI_SIGNS: dict[str | int, Sign] = {
     "neutral": "NEUTRAL",
     "contradiction": "CONTRADICTED",
     _NO_LABEL: "SKIPPED",
+    0: "POSITIVE",
+    1: "NEUTRAL",
+    2: "CONTRADICTED",
+    -1: "SKIPPED",
 }
-_NLI_SIGNS |= zip((0, 1, 2, -1), [*_NLI_SIGNS.values()], strict=True)  # labels by number, in this order
+
 
 _FORMS = (
     "query, positive, negative, or query, premise, sign, or query, premise, grade (0 to 100), or premise, hypothesis, "

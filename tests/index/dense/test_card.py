@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,16 +51,20 @@ class FailingCard(Card):
 
 
 @pytest.mark.parametrize("length", [1e-20, 0.25, 1.0, 3e4])
-def test_the_bound_of_half_precision_holds_for_rows_in_the_direction_of_all_roundings(length: float) -> None:
+def test_the_bound_of_half_precision_holds_for_rows_in_the_direction_of_all_roundings(
+    monkeypatch: pytest.MonkeyPatch, length: float
+) -> None:
     """Components halfway between two numbers of float16: queries and rows are rounded the same way throughout."""
     query = np.full((1, DIM), 1 + 2.0**-11 - 2.0**-20, dtype=np.float32) * length
     matrix = np.concatenate([np.full((1, DIM), (1 + 2.0**-11 - 2.0**-20) / 8, np.float32), unit(1) / 8, 1e-7 * unit(2)])
+    monkeypatch.setenv("ORT_CUDA_GEMM_OPTIONS", "1")
     proposer = Card(Placement([CPU])).load(matrix, float(norms_of(matrix).max()))
     assert proposer is not None
     found = proposer.propose(query, 40, None)
     exact = query.astype(np.float64) @ matrix.T.astype(np.float64)
     assert (np.abs(np.take_along_axis(exact, found.ordinals, 1) - found.scores) <= found.error[:, None]).all()
     assert np.delete(exact[0], found.ordinals[0]).max() <= found.ceiling[0]
+    assert os.environ["ORT_CUDA_GEMM_OPTIONS"] == "2", "partial sums in float32, which the bound supposes"
     assert found.error[0] < 2e-3 * norms_of(query)[0] * norms_of(matrix).max()
 
 

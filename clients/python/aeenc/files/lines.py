@@ -28,7 +28,7 @@ def text_lines(path: Path | str) -> Iterator[tuple[str, str]]:
 
     Raises InvalidArgument for a line that is not UTF-8, or has a NUL or a CR inside.
     """
-    with opened(Path(path) if isinstance(path, str) else path) as file:  # one in an object store is no pathlib.Path
+    with opened(Path(path) if isinstance(path, str) else path) as file:  # else of an object store
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
             yield place, decoded(place, line, first=number == 1)

@@ -66,7 +66,7 @@ def whole_file(path: Path | str, *, durable: bool = False) -> Iterator[TextIO]:
 def whole_folder(path: Path | str) -> Iterator[Path]:
     """Makes an empty folder to fill; it gets its name when the block ends without an error. Links are followed.
 
-    Raises AlreadyExists for what is no empty folder, InvalidArgument for stdout and the working directory.
+    Raises AlreadyExists unless the folder is empty or missing, InvalidArgument for stdout and the working directory.
     """
     if is_stdout(path):
         raise InvalidArgument(f"{path}: what is written is a folder, and stdout is none; give its name")
