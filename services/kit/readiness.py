@@ -14,6 +14,7 @@ class Readiness:
     def __init__(self) -> None:
         self.state: State = "STARTING"
         self.reason = "starting"
+        self.is_closing = False
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -46,13 +47,21 @@ class Readiness:
         """Finishes what is in flight. No other state follows."""
         self._set("DRAINING", "the service is shutting down")
 
+    def closing(self) -> None:
+        """Takes no more calls, after `draining`: watches end, which would never finish."""
+        self.is_closing = True
+        self._tell()
+
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after each change of state."""
+        """Calls `listener` after each change of state, and on `closing`."""
         self._listeners.append(listener)
 
     def _set(self, state: State, reason: str) -> None:
         if self.state == "DRAINING" or (self.state, self.reason) == (state, reason):
             return
         self.state, self.reason = state, reason
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in self._listeners:
             listener()

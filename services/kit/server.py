@@ -171,6 +171,7 @@ class GrpcServer:
         self.port = 0
         self.metrics_port: int | None = None
         self.gate = Gate(settings.token, settings.admin_token, path=settings.tokens_file, service=settings.service)
+        self.readiness.on_change(self.gate.check_open)
         self._names: list[str] = []
         self._on_start: list[Hook] = []
         self._on_stop: list[Hook] = []
@@ -188,7 +189,6 @@ class GrpcServer:
         self._accepting: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] | None = None
-        self._is_closing = False
 
     def add(self, register: Callable[[Any, Any], None], servicer: Any, name: str, *, admin: bool = False) -> None:
         """Adds a servicer by its generated `add_…_to_server` under its full name, such as `aeenc.v1.EncoderService`."""
@@ -272,7 +272,7 @@ class GrpcServer:
     async def _keep_open(self) -> None:
         """Opens again when grpc ends by itself (`grpcio_workarounds`)."""
         while await grpcio_workarounds.end_of(self._accepting):
-            if self._is_closing:
+            if self.readiness.is_closing:
                 return
             log.error("the gRPC server ended by itself; opening another")
             with contextlib.suppress(Exception):  # raises again what ended it
@@ -282,7 +282,7 @@ class GrpcServer:
     async def _open_again(self) -> None:
         """Opens until it succeeds: certificates may be half replaced just now, or somebody may have the port."""
         port = self.port
-        while not self._is_closing:
+        while not self.readiness.is_closing:
             try:
                 await self._open()
                 return
@@ -295,8 +295,7 @@ class GrpcServer:
         """Says NOT_SERVING, takes calls for `delay_s`, finishes them within `grace_s`, then runs the stop hooks."""
         self.readiness.draining()
         await asyncio.sleep(delay_s)
-        self._is_closing = True
-        self._health.end()
+        self.readiness.closing()
         if self._server is not None:
             await self._server.stop(self.settings.drain_s if grace_s is None else grace_s)
         await cancel_all(list(self._tasks))

@@ -13,8 +13,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from aeenc import Channel, EncoderClient, errors
-from aeenc.v1 import encoder_pb2_grpc
+from aeenc import Channel, EncoderClient, TrainerClient, errors
+from aeenc.v1 import encoder_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 from support.waiting import eventually, until
@@ -151,6 +151,37 @@ async def test_a_watch_of_health_does_not_hold_up_a_drain() -> None:
         told += [answer async for answer in watch]
     kinds = health_pb2.HealthCheckResponse
     assert [answer.status for answer in told] == [kinds.SERVING, kinds.NOT_SERVING]
+
+
+class UnreadJob(trainer_pb2_grpc.TrainerServiceServicer):
+    """A job without end, of many events."""
+
+    async def WatchJob(self, request: Any, context: Any) -> AsyncIterator[trainer_pb2.WatchJobResponse]:
+        job = trainer_pb2.Job(id=request.job_id, error="x" * 10_000)
+        for seq in range(1, 2 if request.job_id == "silent" else 10_000):
+            yield trainer_pb2.WatchJobResponse(seq=seq, job=job)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("job_id", ["silent", "eager"])
+async def test_a_watch_of_work_ends_with_the_service_while_a_call_in_flight_finishes(job_id: str) -> None:
+    server, servicer = build(drain_s=60.0)
+    server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, UnreadJob(), "aeenc.v1.TrainerService")
+    servicer.pause_s = 2.0
+    await server.start()
+    await until(lambda: server.readiness.healthy)
+    channel = Channel(f"127.0.0.1:{server.port}", retry=False)
+    watch = TrainerClient(channel).watch(job_id)
+    await anext(watch)
+    in_flight = asyncio.ensure_future(EncoderClient(channel).encode(["ice"]))
+    await until(lambda: bool(servicer.requests))
+    stopping = asyncio.ensure_future(server.stop())
+    async with asyncio.timeout(20):
+        with pytest.raises(errors.Unavailable, match="shutting down; watch again, from the number"):
+            _ = [event async for event in watch]
+    assert (await in_flight).vectors.shape == (1, 32)
+    await asyncio.wait_for(stopping, 20)
+    await channel.close()
 
 
 async def test_a_failed_start_waits_for_no_delay() -> None:

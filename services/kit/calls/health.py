@@ -20,7 +20,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
 
     def __init__(self, readiness: Readiness, names: Container[str]) -> None:
         self._readiness, self._names = readiness, names
-        self._changed, self._is_over = asyncio.Event(), False
+        self._changed = asyncio.Event()
         readiness.on_change(self._wake)
 
     async def Check(self, request: Any, _context: Any) -> health_pb2.HealthCheckResponse:
@@ -31,21 +31,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         return answer
 
     async def Watch(self, request: Any, context: Any) -> None:
-        """Answers the state, and again whenever it changes, until `end`."""
+        """Answers the state, and again whenever it changes, until the service closes."""
         told = None
         while True:
             changed, answer = self._changed, self._answer(request.service)
             if answer != told:
                 await context.write(answer)
                 told = answer
-            if self._is_over:
+            if self._readiness.is_closing:
                 return
             await changed.wait()
-
-    def end(self) -> None:
-        """Ends all watches, which would hold up a drain: nobody waits for their end."""
-        self._is_over = True
-        self._wake()
 
     def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
         kinds = health_pb2.HealthCheckResponse

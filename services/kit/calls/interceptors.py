@@ -49,6 +49,7 @@ _DISK = {
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "lacks a file that was there; look whether its volume is mounted,"),
 }
 _ARITY = {False: "unary", True: "stream"}
+_WATCH_ENDS = "the service is shutting down; watch again, from the number after the last one seen"
 _WATCHERS = Caller("health watches", on_behalf=False)  # all together are one caller: nobody knows who they are
 
 
@@ -56,13 +57,15 @@ class Method:
     """The properties of a method, the same for all its calls.
 
     `changes` says that it changes something, and is audited; `always_answers`, that it does while the service is not
-    ready, too; `is_open`, that it does so without credentials: a load balancer has none; `lasts`, that it streams.
+    ready, too; `is_open`, that it does so without credentials: a load balancer has none; `lasts`, that it streams;
+    `watches`, that it does so without an end of its own.
     """
 
     def __init__(self, name: str, *, sends_stream: bool, gets_stream: bool) -> None:
         self.name = name  # /package.Service/Rpc
-        self.sends_stream = sends_stream
+        self.sends_stream, self.gets_stream = sends_stream, gets_stream
         self.lasts = sends_stream or gets_stream
+        self.watches = name.rpartition("/")[2].startswith("Watch")
         self.changes = role_for(name) > Role.READ
         self.is_open = name.startswith("/grpc.health.v1.")
         self.always_answers = name.endswith("/GetInfo") or name.startswith(REFLECTION_PREFIX)
@@ -140,53 +143,32 @@ class CallHandlers(grpc.GenericRpcHandler):
 
     def _wrap(self, name: str, handler: Any) -> tuple[Method, Any, Any]:
         kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
-        wrap = self._wrap_streaming if handler.response_streaming else self._wrap_unary
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         inner = getattr(handler, kind)
         method = Method(name, sends_stream=handler.request_streaming, gets_stream=handler.response_streaming)
-        called = self._pass_through(method, inner) if method.is_open else wrap(method, inner)
+        called = self._pass_through(method, inner) if method.is_open else self._wrap_steps(method, inner)
         decode = self._make_decoder(method, handler.request_deserializer)
         answer = _make_encoder(handler.response_serializer)
         return method, make(called, decode, answer), make(called, None, answer)
 
-    def _wrap_unary(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_steps(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
+        run = partial(_write_all, inner) if method.gets_stream else inner
+
         async def answer(request: Any, context: Any) -> Any:
             call = _begin(context)
             if method.sends_stream:
-                confirm = partial(context.send_initial_metadata, ())
+                confirm = None if method.gets_stream else partial(context.send_initial_metadata, ())
                 request = RequestStream(request, partial(self._make_room, call), partial(_look, call), confirm)
             try:
                 self._admit(call, request)
                 with self._lasting(call) if method.lasts else contextlib.nullcontext():
-                    response = await inner(request, context)
+                    response = await run(request, context)
             except BaseException as error:  # noqa: BLE001 -- every outcome becomes a status, and cancellation goes on
                 return await self._fail(call, error, request, context)
             finally:
                 self._release(call)
             self._end(call, "OK")
             return response
-
-        return answer
-
-    def _wrap_streaming(self, method: Method, inner: Callable[..., Any]) -> Callable[..., Any]:
-        async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
-            call = _begin(context)
-            if method.sends_stream:
-                request = RequestStream(request, partial(self._make_room, call), partial(_look, call))
-            try:
-                self._admit(call, request)
-                with self._lasting(call):
-                    async for response in inner(request, context):
-                        yield response
-            except GeneratorExit:
-                self._end(call, "CANCELLED")
-                raise
-            except BaseException as error:  # noqa: BLE001 -- as above
-                await self._fail(call, error, request, context)
-                return
-            finally:
-                self._release(call)
-            self._end(call, "OK")
 
         return answer
 
@@ -202,9 +184,9 @@ class CallHandlers(grpc.GenericRpcHandler):
 
     @contextlib.contextmanager
     def _lasting(self, call: Call) -> Iterator[None]:
-        """Counts a stream, and cancels this task once its credential admits it no more; `call.refusal` then says why.
+        """Counts a stream; once its credential, or the service of a watch, ends, cancels this task.
 
-        Raises Overloaded when there are too many.
+        `call.refusal` then says why. Raises Overloaded when there are too many.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -213,6 +195,8 @@ class CallHandlers(grpc.GenericRpcHandler):
             if call.refusal is not None:
                 return
             try:
+                if self._readiness.is_closing and call.method.watches:
+                    raise errors.Unavailable(_WATCH_ENDS, retry_after_s=0.25)
                 call.caller = self._gate.check(call.method.name, str(call.metadata.get("authorization", "")))
                 call.caller.check_corpora(filter(None, [call.about.get("corpus")]))
             except errors.AeencError as error:
@@ -220,6 +204,7 @@ class CallHandlers(grpc.GenericRpcHandler):
                 task.cancel()
 
         with self._bounds.stream(call.caller), self._gate.watching(check_again):
+            check_again()
             yield
 
     async def _make_room(self, call: Call) -> None:
@@ -249,18 +234,18 @@ class CallHandlers(grpc.GenericRpcHandler):
             end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
-        """Ends the call with the status of its refusal or else of the error. Cancellation is raised again."""
+        """Ends the call with the status of its refusal or else of the error. Raises again that its caller has gone."""
         if call.refusal is not None:
             error = call.take_refusal()
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-        if isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the latter by a write or `RequestStream`
             self._end(call, "CANCELLED")
             raise error
         known = to_public_error(error, call.request_id)
         if known.code == "INTERNAL" or (known.code == "UNAVAILABLE" and known is not error):
             log.error("call failed", method=call.method.name, exc_info=error)
-        elif self._readiness.answers and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
+        elif self._readiness.healthy and known.code in {"UNAVAILABLE", "DATA_LOSS"}:
             log.warning("call refused", method=call.method.name, code=known.code, message=known.message)
         self._end(call, known.code)
         if call.method.sends_stream:
@@ -313,6 +298,12 @@ class CallHandlers(grpc.GenericRpcHandler):
             held_bytes = size_bytes + (0 if call.held_bytes else CALL_BYTES)
             self._held_with(call).take(held_bytes, call.held_bytes)
             call.held_bytes += held_bytes
+
+
+async def _write_all(handle: Callable[..., AsyncIterator[Any]], request: Any, context: Any) -> None:
+    """Writes what a handler yields. Were it handed to grpc, a write that is cancelled would end without a status."""
+    async for response in handle(request, context):
+        await context.write(response)
 
 
 def _begin(context: Any) -> Call:

@@ -224,12 +224,16 @@ class Gate:
         while self._path is not None:
             await asyncio.sleep(POLL_S)
             await asyncio.to_thread(self.reload)
-            for check_again in list(self._open):
-                check_again()
+            self.check_open()
+
+    def check_open(self) -> None:
+        """Has open calls checked again."""
+        for check_again in list(self._open):
+            check_again()
 
     @contextmanager
     def watching(self, check_again: Callable[[], None]) -> Iterator[None]:
-        """Calls `check_again` each second while the body runs: credentials change, and expire."""
+        """Has `check_open` call `check_again` while the body runs: credentials change, and expire."""
         self._open.add(check_again)
         try:
             yield
