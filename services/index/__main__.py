@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ServiceHealth:
-    """Turns the problems of several sources into one readiness: a problem degrades the service and never stops it.
+    """Turns the problems of several sources into one readiness: they degrade the service, or end its readiness.
 
     Before `open` it only collects.
     """
@@ -43,10 +43,12 @@ class ServiceHealth:
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
         self._problems: dict[str, str] = {}
+        self._needed: set[str] = set()
         self._is_open = False
 
-    def source(self, name: str) -> Callable[[str], None]:
-        """Makes a listener for one source; it takes a problem, or "" for none."""
+    def source(self, name: str, *, is_needed: bool = False) -> Callable[[str], None]:
+        """Makes a listener for a source; it takes a problem, or "" for none. With `is_needed`, one ends readiness."""
+        self._needed |= {name} if is_needed else set()
         return lambda problem: self._report(name, problem)
 
     def open(self) -> None:
@@ -58,13 +60,16 @@ class ServiceHealth:
         self._problems[name] = problem
         if self._is_open:
             reasons = "; ".join(filter(None, self._problems.values()))
-            self._readiness.degraded(reasons) if reasons else self._readiness.serving()
+            if any(map(self._problems.get, self._needed)):
+                self._readiness.starting(reasons)
+            else:
+                self._readiness.degraded(reasons) if reasons else self._readiness.serving()
 
 
 def build(settings: IndexSettings) -> GrpcServer:
     """Makes the index as a server that is not started yet. Call it inside a running event loop."""
     server, limits = GrpcServer(settings), settings.limits
-    health = ServiceHealth(server.readiness)
+    health, is_named = ServiceHealth(server.readiness), settings.device.startswith("cuda")
     channel = Channel(settings.encoder_target, **settings.peer())
     encoder = QueryEncoder(
         EncoderClient(channel),
@@ -84,7 +89,7 @@ def build(settings: IndexSettings) -> GrpcServer:
         open_index=partial(
             open_index,
             open_remote=milvus.of if milvus else None,
-            card=Card.open(settings.device, settings.gpu_bytes, health.source("card")),
+            card=Card.open(settings.device, settings.gpu_bytes, health.source("card", is_needed=is_named)),
         ),
         on_change=health.source("corpora"),
     )

@@ -5,7 +5,7 @@
 A card holds one copy of the vectors of each generation that is open. onnxruntime multiplies them with the queries and
 picks the best; the products are float16, accumulated in float32. The error of a product has a bound that holds for
 every row (decision 51), so hits are those of a CPU to the bit. Where the card fails, the processor searches alone
-(`auto`), or the search is refused (`cuda`); after a while the card is tried again.
+(`auto`), or the search is refused (`cuda`) and the index is not ready; after a while the card is tried again.
 """
 
 from __future__ import annotations
@@ -129,22 +129,35 @@ class Card:
 
         Raises Unavailable, or ProposerLost where the processor will do, while the card does not answer.
         """
+        problem = self._problems.get(_ANSWERS, "")
         if self.works:
             try:
                 found = self._multiply(parts, queries, width, allowed)
             except Exception as error:  # noqa: BLE001 -- the runtime raises its own unexported classes
-                is_full = is_out_of_memory(error)  # which may pass at once
-                self._rests_until = 0.0 if is_full else time.monotonic() + TRIED_AGAIN_S
+                is_full = is_out_of_memory(error) and not (self._is_must and problem)  # which may pass at once
                 failed = "has no memory to multiply in" if is_full else "does not answer"
-                self._tell(_ANSWERS, f"the card {failed}: {_end_of(error)}")
+                problem = f"the card {failed}: {_end_of(error)}"
+                if not is_full:
+                    self._rest(parts, queries[:1])
+                if not (is_full and self._is_must):
+                    self._tell(_ANSWERS, problem)
             else:
                 self._tell(_ANSWERS, "")
                 return found
         if self._is_must:
-            raise errors.Unavailable(
-                f"{self._problems[_ANSWERS]}; repeat the call, restart the index, or set AEENC_INDEX_DEVICE=auto"
-            )
+            raise errors.Unavailable(f"{problem}; repeat the call, restart the index, or set AEENC_INDEX_DEVICE=auto")
         raise ProposerLost
+
+    def _rest(self, *probe: Any) -> None:
+        self._rests_until = time.monotonic() + TRIED_AGAIN_S
+        if self._is_must:  # the index is not ready, and no search comes
+            again = threading.Timer(TRIED_AGAIN_S, self._try, probe)
+            again.daemon = True
+            again.start()
+
+    def _try(self, parts: list[Any], query: NDArray[np.float16]) -> None:
+        with suppress(errors.Unavailable):
+            self.multiply(parts, query, 1, None)
 
     def _multiply(
         self, parts: list[Any], queries: NDArray[np.float16], width: int, allowed: NDArray[np.bool_] | None
@@ -191,7 +204,7 @@ class Card:
             self._problems[of] = problem
             log.warning("the card is not used", reason=problem)
         else:
-            del self._problems[of]
+            self._problems.pop(of, None)
         self._on_state("; ".join([*self._problems.values()]))
 
 

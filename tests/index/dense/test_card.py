@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from support.worlds.index_world import SPACE, premise, vector_of
 
 ROWS, DIM = 600, 24
 LOST = "CUDA failure 46: all CUDA-capable devices are busy or unavailable"
+FULL = "Available memory of 1024 is smaller than requested bytes of 4096"
 BYTES, WORK = 2 * ROWS * DIM, 2**30
 
 
@@ -91,13 +94,27 @@ def test_a_card_that_is_lost_leaves_the_same_hits_to_the_cpu_says_so_and_is_trie
 
 
 def test_a_card_asked_for_by_name_is_not_replaced() -> None:
-    matrix = unit(4)
-    where = FailingCard(Placement([CPU]), is_must=True)
+    matrix, states = unit(4), list[str]()
+    where = FailingCard(Placement([CPU]), is_must=True, on_state=states.append)
+    index = FlatIndex(matrix, coarse=where.load(matrix, 1.0))
+    for where.lost, told in ((FULL, 0), (LOST, 1), (LOST, 1)):
+        with pytest.raises(errors.Unavailable, match=rf"{where.lost[:15]}.*AEENC_INDEX_DEVICE=auto"):
+            index.nearest(matrix[:1], 5)
+        assert len(states) == told, "the next search may have room"
+
+
+async def test_a_lost_card_asked_for_by_name_is_probed_even_while_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card, "TRIED_AGAIN_S", 0.02)
+    matrix, states = unit(4), list[str]()
+    where = FailingCard(Placement([CPU]), is_must=True, on_state=states.append)
     index = FlatIndex(matrix, coarse=where.load(matrix, 1.0))
     where.lost = LOST
-    for _ in range(2):
-        with pytest.raises(errors.Unavailable, match=r"CUDA failure 46: .*AEENC_INDEX_DEVICE=auto"):
-            index.nearest(matrix[:1], 5)
+    with pytest.raises(errors.Unavailable):
+        index.nearest(matrix[:1], 5)
+    where.lost = FULL
+    await until(lambda: FULL in states[-1])
+    where.lost = ""
+    await until(lambda: not states[-1])
 
 
 def test_what_does_not_fit_on_the_card_is_searched_on_the_cpu_and_said_until_it_is_closed() -> None:
@@ -131,7 +148,7 @@ def test_a_card_without_memory_for_a_search_is_asked_again_at_once() -> None:
     matrix, states = unit(3), list[str]()
     where = FailingCard(Placement([CPU]), on_state=states.append)
     index = FlatIndex(matrix, coarse=where.load(matrix, 1.0))
-    where.lost = "Available memory of 1024 is smaller than requested bytes of 4096"
+    where.lost = FULL
     expected = listed(FlatIndex(matrix), matrix[:5])
     assert listed(index, matrix[:5]) == expected
     assert index.on_card
@@ -160,26 +177,44 @@ def test_a_card_multiplies_whole_batches_with_however_many_rows(monkeypatch, on_
     assert batcher._queries_at_once(search) == at_once
 
 
-async def test_an_index_goes_on_with_the_same_hits_and_degraded_when_its_card_is_lost(serve, monkeypatch) -> None:
-    asked, cards = list[tuple[str, str, int]](), list[FailingCard]()
-
-    def providers_of(*given: Any) -> Placement:
-        asked.append(given)
-        return Placement([CUDA, CPU], options=[{"device_id": "0"}, {}])
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[FailingCard]:
+    """The cards that indexes open, each of them this processor."""
+    opened: list[FailingCard] = []
 
     class StandIn(FailingCard):
-        """A card that is this processor."""
-
         def __init__(self, _: Placement, **given: Any) -> None:
             super().__init__(Placement([CPU]), **given)
-            cards.append(self)
+            opened.append(self)
+
+    def providers_of(*asked: Any) -> Placement:
+        assert asked[2] == 2**31
+        return Placement([CUDA, CPU], options=[{"device_id": "0"}, {}])
 
     monkeypatch.setattr(card, "providers_of", providers_of)
     monkeypatch.setattr(main, "Card", StandIn)
     monkeypatch.setattr(approximate, "CODES_FROM", 2)
+    return opened
+
+
+async def test_an_index_whose_named_card_is_lost_is_not_ready_until_it_answers(serve, cards, monkeypatch) -> None:
+    async with serve(device="cuda:0", gpu_bytes=2**31) as index:
+        await index.client.build("science", [premise(f"f{n}", f"fact {n}") for n in range(90)])
+        found = partial(index.client.search, "science", [vector_of("fact 7")], space_id=SPACE, k=5)
+        ids = (await found()).ids
+        monkeypatch.setattr(card, "TRIED_AGAIN_S", 0.05)
+        cards[0].lost = LOST
+        repeated = asyncio.ensure_future(found())
+        await until(lambda: index.server.readiness.is_in("STARTING"))
+        assert index.server.readiness.reason.startswith("the card does not answer: CUDA failure 46")
+        cards[0].lost = ""
+        assert (await repeated).ids == ids
+        assert index.server.readiness.is_in("SERVING")
+
+
+async def test_an_index_goes_on_with_the_same_hits_and_degraded_when_its_card_is_lost(serve, cards) -> None:
     async with serve(device="auto", gpu_bytes=2**31) as index:
         await index.client.build("science", [premise(f"f{n}", f"fact {n}") for n in range(90)])
-        assert asked == [("index", "auto", 2**31)]
         assert index.server.readiness.is_in("SERVING")
         queries = np.stack([vector_of(text) for text in ("fact 7", "a new fact")])
         found = await index.client.search("science", queries, space_id=SPACE, k=5)
