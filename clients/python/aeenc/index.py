@@ -30,7 +30,7 @@ from aeenc.calls.retrieval import (
     SearchResult,
     rank,
 )
-from aeenc.transport.channel import AWAY, PASSING, Channel, pause_s
+from aeenc.transport.channel import AWAY, PASSING, Channel, Sent, pause_s
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import message, shown
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from aeenc.calls.inputs import Items
     from aeenc.calls.premises import PremiseForm
     from aeenc.trees import Accessible
 
@@ -209,14 +210,13 @@ class IndexClient:
         (`Retry.away_s`) when no index answers from the start.
         """
         refuse_single_text(delete_ids, "delete_ids")
-        can_resume = begins_again(premises)
         folding = index_pb2.FOLDING_UNSPECIFIED
         if fold_similar is not None:
             folding = index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT
         header = message(
             index_pb2.BuildHeader,
             corpus=corpus,
-            request_id=request_id or (uuid.uuid4().hex if can_resume else ""),
+            request_id=request_id or (uuid.uuid4().hex if begins_again(premises) else ""),
             base_generation=base_generation,
             delete_ids=delete_ids,
             activate=activate,
@@ -224,38 +224,48 @@ class IndexClient:
             truncate=truncation(truncate),
             folding=folding,
         )
-        generation = index_pb2.Generation()
-        deadline, stuck_since, reached = time.monotonic() + check_seconds(timeout_s), 0.0, 0
         resume_s = check_seconds(resume_s, "resume_s") if resume_s != 0 else 0.0
+        generation = index_pb2.Generation()
         stage: BuildStage = "receiving"
+        async for progress in self._built(header, premises, check_seconds(timeout_s), resume_s):
+            if on_progress is not None:
+                on_progress(progress.received, progress.encoded)
+            if on_stage is not None and stage != (stage := _STAGES.get(progress.stage, stage)):
+                on_stage(stage)
+            if progress.HasField("generation"):
+                generation = progress.generation
+        return values.Generation.from_message(generation)
+
+    async def _built(
+        self, header: index_pb2.BuildHeader, premises: Items[PremiseForm], timeout_s: float, resume_s: float
+    ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
+        """Yields the progress of a build, resuming as `build` does, but not after what the premises themselves raise."""
+        deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         has_answered, in_vain = False, 0
         while True:
             before = reached
-            requests = build_requests(header, premises, header.resume_from)
+            sent = Sent(build_requests(header, premises, header.resume_from))
             heard_at = time.monotonic()
             left_s = max(deadline - heard_at, 0.001)
             try:
                 async for progress in self._admin_channel.stream(
-                    self._admin.BuildGeneration, requests, timeout_s=left_s
+                    self._admin.BuildGeneration, sent.messages(), timeout_s=left_s
                 ):
                     heard_at, has_answered = time.monotonic(), True
                     reached = max(reached, progress.durable + progress.encoded)
                     header.resume_from = max(header.resume_from, progress.durable)
-                    if on_progress is not None:
-                        on_progress(progress.received, progress.encoded)
-                    if on_stage is not None and stage != (stage := _STAGES.get(progress.stage, stage)):
-                        on_stage(stage)
-                    if progress.HasField("generation"):
-                        generation = progress.generation
-                return values.Generation.from_message(generation)
+                    yield progress
+                return
             except PASSING as error:
+                sent.reraise()
                 in_vain = 0 if reached > before else in_vain + 1
                 now, wait_s = time.monotonic(), pause_s(in_vain, error)
                 if reached > before or not stuck_since:
                     stuck_since = heard_at
                 has_answered |= error.reason != AWAY
                 patience_s = resume_s if has_answered else min(resume_s, self._admin_channel.retry.away_s)
-                if not can_resume or max(now - stuck_since, wait_s) >= min(patience_s, deadline - now):
+                is_over = max(now - stuck_since, wait_s) >= min(patience_s, deadline - now)
+                if is_over or not begins_again(premises):
                     raise  # the reason, rather than let the time run out
             await asyncio.sleep(wait_s)
 

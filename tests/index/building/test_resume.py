@@ -46,6 +46,25 @@ async def test_a_build_goes_on_after_a_restart_and_encodes_nothing_twice(serve, 
         assert not works(index.store)
 
 
+@pytest.mark.parametrize("raising", ["premises", "on_progress", "on_stage"])
+async def test_what_the_callers_code_raises_is_not_taken_for_the_indexs_refusal(index, raising: str):
+    raised: list[errors.Overloaded] = []
+
+    def refuse(*_):
+        raised.append(errors.Overloaded("the caller's database is full"))
+        raise raised[0]
+
+    class Premises:
+        def __iter__(self):
+            yield from PREMISES
+            if raising == "premises":
+                refuse()
+
+    options = {} if raising == "premises" else {raising: refuse}
+    await raises(errors.Overloaded, build(index, Premises(), resume_s=1.0, **options), "the caller's")
+    assert len(raised) == 1
+
+
 async def test_a_build_goes_on_at_another_host_that_shares_a_bucket_alone(serve, encoder, tmp_path: Path):
     bucket = tmp_path / "bucket"
     one, two = ({**SYNC, "artifacts_url": f"file://{bucket}", "artifacts_dir": tmp_path / name} for name in "ab")

@@ -217,7 +217,7 @@ class Channel:
         metadata = self.metadata()
 
         async def attempt(left_s: float) -> Any:
-            sent = _Sent(requests())
+            sent = Sent(requests())
             try:
                 return await method(sent.messages(), timeout=left_s, metadata=metadata)
             except asyncio.CancelledError:
@@ -273,7 +273,7 @@ class Channel:
         No default deadline: a watch may last as long as what it watches. With `retry`, for a message, what fails before
         the first answer is repeated as `unary` does.
         """
-        sent = _Sent(request) if isinstance(request, AsyncIterator) else None
+        sent = Sent(request) if isinstance(request, AsyncIterator) else None
         metadata = self.metadata()
         with traced(method, metadata):
             limit_s = None if timeout_s is None else min(check_seconds(timeout_s), FOREVER_S)
@@ -456,7 +456,7 @@ class _Line:
             await self.channel.close()
 
 
-class _Sent:
+class Sent:
     """The messages of one call. grpc.aio cancels a call whose messages raise, and hides what they raised."""
 
     def __init__(self, messages: AsyncIterator[Any]) -> None:
