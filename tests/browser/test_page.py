@@ -247,6 +247,42 @@ async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(be
         await shown(page, seen)
 
 
+async def test_who_opens_another_node_while_the_held_task_is_asked_for_is_told_of_no_loss(bench: Any) -> None:
+    async with bench(undo_s=0.0, first_lease_s=1.5, min_lease_s=1.5) as at:
+        run_id = await at.run(["hypothesis 0"])
+        [lease] = await at.people.lease("ann", run_id=run_id)
+        await at.people.submit(lease, [one.premise.id for one in lease.task.candidates[:2]])
+        first, second = await children(at, run_id, 2)
+        page = await at.window("ann")
+        await shown(page, first)
+        await page.keyboard.press("2")
+        await page.get_by_role("link", name="Playground").click()
+        await page.get_by_role("heading", name="Playground").wait_for()
+        begun, free = asyncio.Event(), asyncio.Event()
+
+        async def is_free() -> bool:
+            return not any(node.holders for node in (await at.people.get_tree(run_id, "tree-0")).nodes)
+
+        async def late(route: Any) -> None:
+            if not begun.is_set():
+                begun.set()
+                await free.wait()
+            await route.continue_()
+
+        await eventually(is_free)
+        await page.route("**/api/lease", late)
+        await page.get_by_role("link", name="Annotate").click()
+        await begun.wait()
+        await page.keyboard.press("o")
+        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await page.get_by_role("tree").get_by_role("button", name=second).click()
+        await shown(page, second)
+        async with page.expect_response(lambda one: "came late" in (one.request.post_data or "")):
+            free.set()
+        await page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        assert not await page.get_by_text("Your time for").count(), "nobody else has it"
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     built = tmp_path_factory.mktemp("draft") / "draft.mjs"

@@ -234,8 +234,12 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     }
     asking.current = true;
     try {
-      if (held && (await ask({ run: held.run_id, task: held.task.task_id }).catch(() => null)) !== null) return;
-      if (held) letGo(held.lease_id);
+      if (held) {
+        if ((await ask({ run: held.run_id, task: held.task.task_id }).catch(() => null)) !== null) return;
+        letGo(held.lease_id);
+        const kept = loadDraft(held);
+        if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
+      }
       const of = shown.current.tree ?? shown.current.lease; // an answer may come before its tree is drawn
       if (shown.current.stay && of?.hypothesis_id && !elsewhere) {
         if ((await ask({ run: of.run_id, hypothesis: of.hypothesis_id }).catch(() => null)) !== null) return;
@@ -294,10 +298,7 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
   async function begin(): Promise<void> {
     const held = heldLease();
     if (held && Date.parse(held.expires_at) > Date.now()) { open(held); return; }
-    const kept = held && loadDraft(held);
     await next(false, held);
-    const isLost = kept && heldLease()?.task.task_id !== held.task.task_id;
-    if (isLost && (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept))) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
   }
 
   useEffect(() => {
