@@ -239,7 +239,7 @@ class IndexClient:
     async def _built(
         self, header: index_pb2.BuildHeader, premises: Items[PremiseForm], timeout_s: float, resume_s: float
     ) -> AsyncIterator[index_pb2.BuildGenerationResponse]:
-        """Yields the progress of a build, resuming as `build` does, but not after what the premises themselves raise."""
+        """Yields the progress of a build, resuming as `build` does, but not after what the premises raise."""
         deadline, stuck_since, reached = time.monotonic() + timeout_s, 0.0, 0
         has_answered, in_vain = False, 0
         while True:

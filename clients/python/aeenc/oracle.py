@@ -19,7 +19,6 @@ import logging
 import secrets
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,7 @@ from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
 from aeenc.transport import status
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.channel import MESSAGE_BYTES
-from aeenc.transport.checks import credential
+from aeenc.transport.checks import credential, key_pair
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from aeenc.values.writing import as_messages, message, message_of, shown
 
@@ -269,7 +268,7 @@ class Oracle:
             if cert is None or key is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, _credentials(cert, key))
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([key_pair(cert, key)]))
         except RuntimeError as error:
             raise errors.Unavailable(f"cannot listen on {address}; is another process there?") from error
         await server.start()
@@ -449,16 +448,6 @@ def _wrong(oracle: Oracle, problem: str) -> errors.Unavailable:
     error = errors.Unavailable(f"oracle {oracle.name!r}: the answer of its judge {problem}", reason="WRONG_ANSWER")
     log.error("%s", error.message)  # whoever runs the oracle must see it, not only the sampler
     return error
-
-
-def _credentials(cert: Path | str, key: Path | str) -> grpc.ServerCredentials:
-    """Reads the files of a server. Raises InvalidArgument for those that are no pair, which gRPC would not tell."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
-        return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(cert).read_bytes())])
-    except (OSError, ValueError) as error:
-        remedy = "give PEM files, and the key of the certificate"
-        raise errors.InvalidArgument(f"cert {cert} and key {key} cannot be used ({error}); {remedy}") from None
 
 
 def _unavailable(error: Exception) -> errors.AeencError:

@@ -1,6 +1,6 @@
 // A connection to one service: credential, request id, deadline, retries, and errors as AeencError.
 
-import { randomInt, randomUUID } from "node:crypto";
+import { createPrivateKey, randomInt, randomUUID, X509Certificate } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShape } from "@bufbuild/protobuf";
@@ -46,14 +46,15 @@ export class Channel implements Transport {
         `plainToken: is off, so no token travels to ${target}, another host, without TLS; give ca, or tls: true where a public authority certifies it or, in a network that you trust, plainToken: true`,
       );
     }
-    if (!options.cert !== !options.key) {
+    const { ca, cert, key } = options;
+    if (!cert !== !key) {
       throw new AeencError("INVALID_ARGUMENT", "cert and key belong together; give both or neither");
     }
-    if (options.cert && !options.tls) {
+    if (cert && !options.tls) {
       throw new AeencError("INVALID_ARGUMENT", "cert: needs TLS; give ca or tls: true, or leave out cert and key");
     }
     const baseUrl = `${options.tls ? "https" : "http"}://${target}`;
-    const tls = { ca: bytesOf("ca", options.ca), cert: bytesOf("cert", options.cert), key: bytesOf("key", options.key) };
+    const tls = { ca: authority(ca), ...(cert && key ? pairOf(cert, key) : {}) };
     this.#sessions = new Http2SessionManager(baseUrl, { pingIntervalMs: PING_MS, pingTimeoutMs: PING_TIMEOUT_MS }, tls);
     this.#inner = createGrpcTransport({ baseUrl, sessionManager: this.#sessions });
   }
@@ -153,7 +154,31 @@ export async function pause(pauseMs: number, signal: AbortSignal | undefined, fa
 
 const limited = (limitMs: number): number | undefined => (limitMs > LONGEST_MS ? undefined : limitMs);
 
-export function bytesOf(name: string, path: string | undefined): Buffer | undefined {
+/** Reads the certificates of an authority. Throws INVALID_ARGUMENT for a file that has none. */
+function authority(path: string | undefined): Buffer | undefined {
+  const ca = bytesOf("ca", path);
+  try {
+    if (ca) new X509Certificate(ca);
+  } catch (error) {
+    throw new AeencError("INVALID_ARGUMENT", `ca: ${JSON.stringify(path)} cannot be used (${error}); give a PEM file`);
+  }
+  return ca;
+}
+
+/** Reads a certificate and its key. Throws INVALID_ARGUMENT for files that are no pair. */
+export function pairOf(certPath: string, keyPath: string): { cert: Buffer; key: Buffer } {
+  const [cert, key] = [bytesOf("cert", certPath)!, bytesOf("key", keyPath)!];
+  let reason = "they are no pair";
+  try {
+    if (new X509Certificate(cert).checkPrivateKey(createPrivateKey(key))) return { cert, key };
+  } catch (error) {
+    reason = String(error);
+  }
+  const remedy = "give PEM files, and the key of the certificate";
+  throw new AeencError("INVALID_ARGUMENT", `cert ${certPath} and key ${keyPath} cannot be used (${reason}); ${remedy}`);
+}
+
+function bytesOf(name: string, path: string | undefined): Buffer | undefined {
   try {
     return path ? readFileSync(path) : undefined;
   } catch (error) {

@@ -8,7 +8,7 @@ import { createSecureServer, createServer, type Http2Server, type ServerHttp2Ses
 import { BlockList, isIP, type AddressInfo } from "node:net";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { bytesOf } from "./channel.js";
+import { pairOf } from "./channel.js";
 import { AeencError } from "./errors.js";
 import { listOf, pick, refuse, refuseOdd } from "./inputs.js";
 import {
@@ -143,7 +143,7 @@ export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): 
       },
     });
   const handler = connectNodeAdapter({ routes, connect: false, grpcWeb: false });
-  const server: Http2Server = cert && key ? secured(cert, key, handler) : createServer(handler);
+  const server: Http2Server = cert && key ? createSecureServer(pairOf(cert, key), handler) : createServer(handler);
   const sessions = new Set<ServerHttp2Session>();
   server.on("session", (session) => sessions.add(session.once("close", () => sessions.delete(session))));
   await new Promise<void>((resolve, reject) => {
@@ -154,16 +154,6 @@ export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): 
   });
   const { port } = server.address() as AddressInfo;
   return { address: `${address.slice(0, colon)}:${port}`, stop: (graceMs = 1000) => stop(server, sessions, graceMs) };
-}
-
-function secured(cert: string, key: string, handler: ReturnType<typeof connectNodeAdapter>): Http2Server {
-  const pair = { cert: bytesOf("cert", cert), key: bytesOf("key", key) };
-  try {
-    return createSecureServer(pair, handler);
-  } catch (error) {
-    const remedy = "give PEM files, and the key of the certificate";
-    throw new AeencError("INVALID_ARGUMENT", `cert ${cert} and key ${key} cannot be used (${error}); ${remedy}`);
-  }
 }
 
 async function stop(server: Http2Server, sessions: Set<ServerHttp2Session>, graceMs: number): Promise<void> {

@@ -366,6 +366,12 @@ describe("in a folder of its own", () => {
     assert.throws(() => connect({ ca: cert, cert }), together);
     assert.throws(() => connect({ ca: cert, key }), together);
     assert.throws(() => connect({ cert, key }), { code: "INVALID_ARGUMENT", message: /^cert: needs TLS/ });
+    const unlike = { code: "INVALID_ARGUMENT", message: /^cert .*own\.pem and key .*other\.key cannot be used \(/ };
+    const other = join(folder, "other.key");
+    execFileSync("openssl", ["genpkey", "-algorithm", "ed25519", "-out", other]);
+    assert.throws(() => connect({ ca: cert, cert, key: other }), unlike);
+    const none = { code: "INVALID_ARGUMENT", message: /^ca: .*own\.key.* cannot be used \(/ };
+    assert.throws(() => connect({ ca: key }), none);
     const missing = { code: "INVALID_ARGUMENT", message: /^ca: .*nowhere\.pem.* cannot be read/ };
     assert.throws(() => connect({ ca: join(folder, "nowhere.pem") }), missing);
   });

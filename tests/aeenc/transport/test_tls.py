@@ -80,6 +80,19 @@ def test_options_that_contradict_tls_are_refused_by_name(options: dict[str, Any]
         aeenc.connect(**options)
 
 
+@needs_openssl
+def test_certificate_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
+    cert, key = certify(tmp_path, "one")
+    _, foreign = certify(tmp_path, "other")
+    (text := tmp_path / "text.pem").write_text("no certificate")
+    for pair in ((cert, foreign), (text, key), (cert, text)):
+        with pytest.raises(errors.InvalidArgument, match=r"^cert .*\.pem and key .* cannot be used \("):
+            aeenc.connect(ca=cert, cert=pair[0], key=pair[1])
+    with pytest.raises(errors.InvalidArgument, match=r"^ca: '.*text\.pem' cannot be used \(.*\); give a PEM file"):
+        aeenc.connect(ca=text)
+    aeenc.connect(ca=cert, cert=cert, key=key).close()
+
+
 async def test_a_plain_connection_that_is_asked_for_ignores_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AEENC_TLS", "true")
     await aeenc.connect_async(index="unix:/run/a.sock", ca="").close()

@@ -29,8 +29,8 @@ from aeenc.transport.checks import (
     check_seconds,
     check_tls,
     credential,
-    file_bytes,
     refuse_plain_token,
+    tls_files,
 )
 from aeenc.transport.spreading import SpreadChannel, SpreadMethod
 from aeenc.transport.tracing import name_of, traced
@@ -92,7 +92,7 @@ class Channel:
     A connection belongs to the event loop in which it is made or, made outside of any, to that in which a client of
     a service is first made with it.
     Raises InvalidArgument for half a key pair, for a pair without TLS, for `tls` without `ca` to a unix socket, for a
-    file that cannot be read, for a malformed address, and for a token that would travel plain to another host.
+    file that cannot be used, for a malformed address, and for a token that would travel plain to another host.
     """
 
     def __init__(
@@ -132,8 +132,7 @@ class Channel:
         refuse_plain_token(target, **self._options)
         credentials: grpc.ChannelCredentials | None = None
         if is_tls:
-            read = (file_bytes(path, name) for name, path in (("ca", ca), ("key", key), ("cert", cert)))
-            credentials = grpc.ssl_channel_credentials(*read)
+            credentials = grpc.ssl_channel_credentials(*tls_files(ca, cert, key))
         self._line = _Line(split(target, tls=is_tls), credentials, tls_name)  # as `_closed`, one for all views
 
     @property

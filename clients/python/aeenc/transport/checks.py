@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,34 @@ def check_tls(target: str, *, tls: bool, ca: object, cert: object, key: object) 
     return bool(tls or ca)
 
 
-def file_bytes(path: Any, field: str) -> bytes | None:
-    """Reads a file of the connection; None without one. Raises InvalidArgument, naming the option, if that fails."""
-    if not path:
-        return None
+def tls_files(ca: Any, cert: Any, key: Any) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Reads the authority's certificates, the key and its certificate, as gRPC takes them; None without a file.
+
+    Raises InvalidArgument for an authority's file without certificates, and as `key_pair` does.
+    """
+    trusted = _file_bytes(ca, "ca") if ca else None
+    try:
+        if trusted is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=trusted.decode("latin-1"))
+    except (OSError, ValueError) as error:
+        problem = f"{str(ca)[:200]!r} cannot be used ({error}); give a PEM file"
+        raise errors.InvalidArgument.field("ca", problem) from None
+    return trusted, *(key_pair(cert, key) if cert else (None, None))
+
+
+def key_pair(cert: Any, key: Any) -> tuple[bytes, bytes]:
+    """Reads a key and its certificate. Raises InvalidArgument for files that are no pair, which gRPC would not tell."""
+    pair = _file_bytes(key, "key"), _file_bytes(cert, "cert")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        remedy = "give PEM files, and the key of the certificate"
+        raise errors.InvalidArgument(f"cert {cert} and key {key} cannot be used ({error}); {remedy}") from None
+    return pair
+
+
+def _file_bytes(path: Any, field: str) -> bytes:
+    """Reads a file of the connection. Raises InvalidArgument, naming the option, if that fails."""
     try:
         return Path(path).read_bytes()
     except (OSError, TypeError, ValueError) as error:
