@@ -210,8 +210,8 @@ class Evaluator:
     def _checked(self, spec: EvaluationSpec) -> list[EvaluationQuery]:
         trees = [text for tree in spec.trees for text in tree.queries]
         for name, texts in (("queries", [query.text for query in spec.queries]), ("trees", trees)):
-            for start in range(0, len(texts), self.limits.items):
-                check_texts(texts[start : start + self.limits.items], self.limits, name)
+            if texts:
+                check_texts(texts, replace(self.limits, items=len(texts)), name)
         for position, query in enumerate(spec.queries):
             if query.accessible.only_ids:
                 check_count(len(query.accessible.only_ids), self.limits, f"queries[{position}].only_ids")

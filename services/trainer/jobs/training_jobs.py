@@ -17,6 +17,7 @@ from services.corpus.holds import GenerationHolds
 from services.kit.limits import Limits, check_texts
 from services.kit.tracing import traceparent
 from services.store.artifacts import ArtifactStore
+from services.store.formats import UNREADABLE
 from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
@@ -200,7 +201,7 @@ def _same_premises_in(store: ArtifactStore, opened: Generation, space_id: str) -
     """Opens the generation of a space that has the premises of another, which is returned where there is none."""
     folder, premises = folder_of(opened.corpus), opened.artifact.files[PREMISES].sha256
     for name in store.list(folder):
-        with suppress(errors.NotFound, errors.DataLoss):  # one that is being deleted, or is damaged
+        with suppress(errors.NotFound, *UNREADABLE):  # one may be on its way out, or damaged
             found = store.described(folder, name)
             if found.meta["space_id"] == space_id and found.files[PREMISES].sha256 == premises:
                 return open_generation(store, opened.corpus, name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +21,11 @@ import typer
 
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of
-from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.files.whole import whole_folder
 from services.corpus.commands import store_of
 from services.store.artifacts import Artifact, ArtifactStore
+from services.store.formats import UNREADABLE
 from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
 
 FOLDER = "checkpoints"
@@ -43,12 +45,14 @@ def premise_encoder_of(store: ArtifactStore, query: Artifact) -> Artifact:
     """Finds the checkpoint whose tensors span the space of `query`. Raises FailedPrecondition without one."""
     space_id = query.meta["space_id"]
     for version in [query.id, *store.list(FOLDER)]:
-        if store.described(FOLDER, version).meta.get("space_id") == space_id:
-            found = store.open(FOLDER, version, verify="size")
-            if _spans(found):
-                return found
+        with suppress(NotFound, *UNREADABLE):  # of others, one may be on its way out, or damaged
+            if store.described(FOLDER, version).meta.get("space_id") == space_id:
+                found = store.open(FOLDER, version, verify="size")
+                if _spans(found):
+                    return found
     raise FailedPrecondition(
-        f"the premise encoder of space {space_id} is not in {store.root}; export with --side query, or bring it back"
+        f"no readable checkpoint in {store.root} is the premise encoder of space {space_id}; export with --side query, "
+        "or bring it back"
     )
 
 

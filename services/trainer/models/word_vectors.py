@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.errors import InvalidArgument
+from aeenc.errors import AeencError, InvalidArgument
 from aeenc.files.lines import text_lines
 
 PAD, UNKNOWN, END = "[PAD]", "[UNK]", "[END]"  # with vectors of zeros
@@ -122,8 +122,8 @@ def main() -> None:
     try:
         read = WordVectors.read(given.vectors, given.words)
         write_base_model(read, given.directory, dim=given.dim, dropout=given.dropout, seed=given.seed)
-    except InvalidArgument as error:
-        raise SystemExit(error.message) from None
+    except (AeencError, OSError) as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,11 @@ class OperatorModels:
 
     def _remembered(self, path: Path, done: Path, source: dict[str, Any], inputs: Collection[str]) -> str:
         """The version that an earlier start made of the same source; empty if none did."""
-        if not (path.is_file() and done.is_file()):
-            return ""
-        request = json.loads(path.read_bytes())
-        if {name: value for name, value in request.items() if name not in {"artifacts_dir", *inputs}} != source:
-            return ""
-        return str(json.loads(done.read_bytes()).get("version", ""))
+        with suppress(FileNotFoundError, ValueError):  # none, or a damaged one, is made anew
+            request, result = (json.loads(one.read_bytes()) for one in (path, done))
+            if {name: value for name, value in request.items() if name not in {"artifacts_dir", *inputs}} == source:
+                return str(result.get("version", ""))
+        return ""
 
     async def ensure_base_model(self, name: str, options: dict[str, Any], sha256: str = "", precision: str = "") -> str:
         """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.

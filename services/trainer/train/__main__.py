@@ -120,7 +120,7 @@ def _device(path: Path, wanted: str, gpu_bytes: int) -> None:
         answer = {"device": str(device_of(wanted, 0, gpu_bytes))}
     except AeencError as error:
         answer = {"error": error.message}
-    path.write_text(json.dumps(answer))
+    atomic_write(path, json.dumps(answer).encode(), durable=False)
 
 
 if __name__ == "__main__":

@@ -124,18 +124,18 @@ class FrozenVectors:
         outside: NDArray[np.float32] | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
     ) -> None:
-        """`stored` (n, dim) may be a memory map. On a GPU they lie in its memory, if that has room for them."""
+        """`stored` (n, dim) may be a memory map. On a GPU they lie in its memory, if the job may take twice as much."""
         self.device = device
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a memory map is read-only, and nothing here writes
             known = (part for part in (stored, outside) if part is not None and len(part))
             self._parts = [torch.from_numpy(np.asarray(part)) for part in known]
         self.dim = int(stored.shape[1])
-        if (
-            device.type == "cuda"
-            and sum(part.nbytes for part in self._parts) <= torch.cuda.mem_get_info(device)[0] // 2
-        ):
-            self._parts = [part.to(device) for part in self._parts]
+        if device.type == "cuda":
+            free, whole = torch.cuda.mem_get_info(device)
+            bound = whole * torch.cuda.get_per_process_memory_fraction(device)
+            if 2 * sum(part.nbytes for part in self._parts) <= min(free, bound):
+                self._parts = [part.to(device) for part in self._parts]
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))

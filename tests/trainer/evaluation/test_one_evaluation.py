@@ -75,6 +75,15 @@ async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_
     assert (first.cancelled(), slow.most, slow.begun) == (True, 1, 2)
 
 
+async def test_a_wrong_query_has_its_place_among_all_whatever_a_call_may_have_at_once():
+    async def many() -> EvaluationSpec:
+        return EvaluationSpec("c", [EvaluationQuery(text, ("p",)) for text in ("one", "two", " ")])
+
+    one = Evaluator(None, Encoder(), None, Limits(1 << 20, 2, 100))  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match=r"^queries\[2\]: is empty"):
+        await one.evaluate(many)
+
+
 async def test_evaluations_beyond_those_that_may_wait_are_refused_until_one_has_ended(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ):

@@ -16,10 +16,12 @@ import pytest
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import sampler_pb2, trainer_pb2, types_pb2
 from services.corpus.active import read_active
-from services.corpus.generation import folder_of
+from services.corpus.generation import folder_of, open_generation
 from services.trainer import convert, servicer
 from services.trainer.jobs.pair_sources import SampledPairs
-from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, TrainerWorld
+from services.trainer.jobs.training_jobs import _same_premises_in
+from services.trainer.registry.checkpoints import active_generation
+from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, Space, TrainerWorld
 
 SUCCEEDED, FAILED, CANCELLED = (
     types_pb2.WORK_STATE_SUCCEEDED,
@@ -267,3 +269,14 @@ async def test_an_amended_pair_replaces_the_earlier_ones_of_its_run_alone():
         ("b", "NEGATIVE"),
         ("b", "POSITIVE"),
     ]
+
+
+@pytest.mark.parametrize("manifest", ["{", '{"format_version": 2}'], ids=["damaged", "newer"])
+def test_a_generation_that_cannot_be_read_keeps_no_job_from_that_of_its_base(
+    space: Space, corpus: str, manifest: str
+) -> None:
+    opened = open_generation(space.store, corpus, active_generation(space.store, corpus))
+    (unreadable := space.store.root / folder_of(corpus) / "a").mkdir()
+    (unreadable / "manifest.json").write_text(manifest)
+    found = _same_premises_in(space.store, opened, space.space_id)
+    assert (found.id, found is opened) == (opened.id, False)

@@ -229,6 +229,11 @@ def test_fp16_is_exported_when_asked_for_and_near_fp32(
     assert not (copy / "model.fp16.onnx").exists()
     assert not refused["passed"]
     assert "below 1.1" in refused["reason"]
+    with monkeypatch.context() as patched:
+        patched.setattr(quantization, "outputs_of", lambda *_: found * np.nan)
+        refused = quantization.add_fp16(copy, batches, probes, found)
+    assert (refused["passed"], refused["cosine_min"]) == (False, None), "JSON has no NaN"
+    assert "not finite" in refused["reason"]
     (copy / "model.onnx").write_bytes(b"no model")
     assert "the conversion failed" in quantization.add_fp16(copy, batches, [], np.zeros((0, 32), np.float32))["reason"]
 

@@ -96,6 +96,8 @@ def test_the_example_ranks_by_what_the_command_wrote_as_we_do(
 
 def test_the_command_writes_both_sides_and_refuses_what_it_cannot(tmp_path: Path):
     store, query, premise = _space(tmp_path)
+    (damaged := store.root / "checkpoints" / "another").mkdir()
+    (damaged / "manifest.json").write_text("{")
     command = ("export", "encoder", query.id, "--artifacts", store.root)
     written = json.loads(_run("--json", *command, "--to", tmp_path / "both"))
     assert written == {"to": str(tmp_path / "both"), "query": query.id, "premise": premise.id}

@@ -84,9 +84,14 @@ def test_the_command_writes_the_same_base_model(tmp_path: Path, base: Path):
     subprocess.run([*command, *arguments], check=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (base / name).read_bytes()
-    broken = subprocess.run([*command, str(base / "config.json"), "x"], check=False, capture_output=True, text=True)
-    assert broken.returncode == 1
-    assert broken.stderr.startswith(f"{base / 'config.json'}:1: not a word")
+    for refused, said in (
+        ([str(base / "config.json"), "x"], f"{base / 'config.json'}:1: not a word"),
+        ([*arguments[:3], "7"], "hidden_size is 7; give an even one"),
+        (["absent", "x"], "[Errno 2] No such file or directory: 'absent'"),
+    ):
+        broken = subprocess.run([*command, *refused], check=False, capture_output=True, text=True)
+        assert broken.returncode == 1
+        assert broken.stderr.startswith(said)
 
 
 def test_the_encoder_is_the_bidirectional_gru_of_torch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +73,17 @@ def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(tmp_path:
         "AEENC_TRAINER_GPU_BYTES=5368709120, but cuda:0 has 4,294,967,296 bytes; set at most these, or 0 for no limit"
     )
     assert shares == []
+
+
+def test_an_answer_that_the_disk_did_not_take_is_none(tmp_path: Path, no_gpu: None):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            child._device(tmp_path / "answer", "cpu", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "answer").exists()
 
 
 @pytest.mark.slow

@@ -249,9 +249,9 @@ async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_pa
     assert manifest.is_file(), "a newer release may want it"
 
 
-@pytest.mark.parametrize("changed", [{}, {"premise_precision": "int8", "pooling": "cls"}])
-async def test_a_setting_that_is_taken_back_or_changed_exports_the_model_again(
-    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]
+@pytest.mark.parametrize("changed", [{}, {"premise_precision": "int8", "pooling": "cls"}, None])
+async def test_a_setting_that_is_taken_back_or_changed_or_a_damaged_note_exports_the_model_again(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str] | None
 ):
     source = {"base_model": "b", "premise_precision": "int8"}
     request = {"artifacts_dir": "elsewhere", "directory": "moved", **source}
@@ -265,8 +265,11 @@ async def test_a_setting_that_is_taken_back_or_changed_exports_the_model_again(
         raise started
 
     monkeypatch.setattr("services.trainer.registry.operator_models.Child.start", start)
+    if changed is None:
+        (tmp_path / "pretrained.result").write_text("")
+    now = source if changed is None else {"base_model": "b", **changed}
     with pytest.raises(RuntimeError, match="a child exports"):
-        await exports.version("pretrained", "base model", {"base_model": "b", **changed}, directory="here")
+        await exports.version("pretrained", "base model", now, directory="here")
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "cross-encoder"])

@@ -129,7 +129,7 @@ def add_int8(directory: Path, batches: Batches, probes: Sequence[Item], trial: I
 
 
 def quantize(fp32_path: Path, int8_path: Path, recipe: Recipe = "rowwise") -> None:
-    """Writes the int8 form of an exported model, whole or not at all. The same input gives the same bytes.
+    """Writes the int8 form of an exported model. The same input gives the same bytes.
 
     Weights of matrix products become int8, per output channel (`rowwise`) or per block; the rest stays fp32.
     """
@@ -143,9 +143,7 @@ def quantize(fp32_path: Path, int8_path: Path, recipe: Recipe = "rowwise") -> No
             quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4)
             quantizer.process()
         model = quantizer.model.model
-    partial = int8_path.with_name(f".{int8_path.name}")
-    partial.write_bytes(model.SerializeToString())
-    partial.rename(int8_path)
+    int8_path.write_bytes(model.SerializeToString())
 
 
 def int8_gate(trial: Int8Trial, found: Outputs, expected: Outputs | None) -> Int8Gate:
@@ -190,8 +188,9 @@ def add_fp16(directory: Path, batches: Batches, probes: Sequence[Item], expected
     try:
         _halve(directory / "model.onnx", path)
         found = outputs_of(path, batches, probes)
-        least = round(float(np.einsum("nd,nd->n", found, expected).min()), DECIMALS)
-        if not least >= FP16_MIN_COSINE:  # NaN fails this too
+        if not np.isfinite(found).all():
+            reason = "an output of the fp16 model is not finite"
+        elif (least := round(float(np.einsum("nd,nd->n", found, expected).min()), DECIMALS)) < FP16_MIN_COSINE:
             reason = f"the least cosine to fp32 is {least:.4f}, below {FP16_MIN_COSINE:g}"
     except Exception as error:  # noqa: BLE001 - the fp32 checkpoint is published whatever fails here
         traceback.print_exc(file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,17 @@ def test_where_the_fast_recipe_fails_the_finer_one_is_tried(tried, tmp_path: Pat
     assert (meta["passed"], meta["reason"], meta["recipe"]) == (True, "", "blockwise")
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", *INT8_FILES}
     assert "MatMulNBits" in {node.op_type for node in onnx.load(tmp_path / "model.int8.onnx").graph.node}
+
+
+def test_a_disk_without_room_for_int8_leaves_fp32_alone_and_a_reason(tried, tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
+    try:
+        meta = tried()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert meta["reason"] == "the quantisation failed (OSError); the trainer's log has it"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
 
 
 def test_a_quantisation_that_breaks_leaves_fp32_alone_and_a_reason(tried, tmp_path: Path, monkeypatch):

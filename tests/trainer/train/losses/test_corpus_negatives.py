@@ -126,6 +126,16 @@ def test_vectors_stay_in_the_file_and_are_looked_up_in_float32(tmp_path: Path, d
     assert len(vectors) == sum(len(block) for _, block in vectors.blocks()) == ALL
 
 
+@pytest.mark.parametrize(("free", "share"), [(1_500, 1.0), (20_000, 0.1)], ids=["the card", "its bound"])
+def test_vectors_stay_on_the_processor_where_the_card_or_its_bound_lacks_room(
+    monkeypatch: pytest.MonkeyPatch, free: int, share: float
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 20_000))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    vectors = FrozenVectors(np.zeros((PREMISES, 8), np.float32), device=torch.device("cuda"))  # 1,280 bytes
+    assert [part.device.type for part in vectors._parts] == ["cpu"]
+
+
 def test_the_same_batch_gives_the_same_bits() -> None:
     case, results = Case(3), []
     for _ in range(2):
