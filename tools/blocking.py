@@ -211,7 +211,7 @@ def _lent(module: _Module, argument: ast.arg) -> str:
     if "AsyncIterable[" in meaning:
         return f"caller.each({argument.arg})"
     if "Callable[" in meaning:
-        return f"caller.told({argument.arg})"
+        return f"caller.in_thread({argument.arg})"
     if "Iterable[" in meaning or "Sequence[" in meaning:
         return f"given({argument.arg})"
     return argument.arg

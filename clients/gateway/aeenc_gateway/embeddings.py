@@ -106,8 +106,8 @@ def must_be_full(dimensions: int | None, encoded: Encoded) -> None:
     """Raises InvalidArgument for another length than that of the vectors."""
     full = encoded.vectors.shape[1]
     if dimensions not in (None, full):
-        told = f"is {dimensions}; leave it out: the index knows vectors of the full length {full} alone"
-        raise InvalidArgument.field("dimensions", told)
+        problem = f"is {dimensions}; leave it out: the index knows vectors of the full length {full} alone"
+        raise InvalidArgument.field("dimensions", problem)
 
 
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:

@@ -89,7 +89,7 @@ def respond(error: AeencError, path: str, status: int) -> Response:
 async def on_bug(request: Request, error: Exception) -> Response:
     """Answers anything unexpected without its text, which the log has."""
     request_id = CALLER.get().request_id
-    told = AeencError(f"the gateway failed unexpectedly; its log has request {request_id} ({type(error).__name__})")
-    response = respond(told, request.url.path, 500)
+    failure = AeencError(f"the gateway failed unexpectedly; its log has request {request_id} ({type(error).__name__})")
+    response = respond(failure, request.url.path, 500)
     response.headers["x-request-id"] = request_id  # this answer does not pass the gate
     return response

@@ -102,18 +102,18 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 async def info(request: Request) -> Response:
     """Describes the encoder."""
     fleet: Fleet = request.app.state.fleet
-    told = await fleet.encoder.info()
-    here = [one for one in told.labels if one.space_id == told.default_space_id and one.name == "stable"]
-    stable = [one for one in told.versions if any(one.version in label.versions for label in here)]
-    limits = told.service.limits
+    served = await fleet.encoder.info()
+    here = [one for one in served.labels if one.space_id == served.default_space_id and one.name == "stable"]
+    stable = [one for one in served.versions if any(one.version in label.versions for label in here)]
+    limits = served.service.limits
     return json_response(
         {
             "model_id": "".join(one.version for one in stable),
             "model_dtype": "".join(one.precisions[0].name.lower() for one in stable if one.precisions),
             "max_input_length": limits.tokens,
             "max_client_batch_size": limits.items,
-            "version": told.service.software_version,
-            "space_id": told.default_space_id,
+            "version": served.service.software_version,
+            "space_id": served.default_space_id,
         }
     )
 

@@ -85,7 +85,7 @@ def make_server(targets: Targets) -> MCPServer[Any]:
         label: Label = None,
         version: Version = None,
     ) -> Premises:
-        with told():
+        with readable_errors():
             found = await client().index.retrieve(
                 corpus,
                 [text],
@@ -109,21 +109,21 @@ def make_server(targets: Targets) -> MCPServer[Any]:
         label: Label = None,
         version: Version = None,
     ) -> PremiseTree:
-        with told():
+        with readable_errors():
             return await build_tree(
                 client().index, corpus, hypothesis, k=k, depth=depth, mode=mode, label=label, version=version
             )
 
     @server.tool(description=STATUS)
     async def status() -> dict[str, Any]:
-        with told():
+        with readable_errors():
             return report_of(targets, await ask(targets))
 
     return server
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """Turns errors of `aeenc` into such that the model reads; others stay hidden from it."""
     try:
         yield

@@ -334,8 +334,8 @@ class BlockingIndexClient:
                     fold_similar=fold_similar,
                     space_id=space_id,
                     truncate=truncate,
-                    on_progress=caller.told(on_progress),
-                    on_stage=caller.told(on_stage),
+                    on_progress=caller.in_thread(on_progress),
+                    on_stage=caller.in_thread(on_stage),
                     timeout_s=timeout_s,
                     resume_s=resume_s,
                 )
@@ -529,7 +529,7 @@ class BlockingSamplerClient:
     def wait(self, run_id: str, *, on_progress: Callable[[values.Run], None] | None = None) -> values.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
         with Caller() as caller:
-            return caller.run(self._awaiting.wait(run_id, on_progress=caller.told(on_progress)))
+            return caller.run(self._awaiting.wait(run_id, on_progress=caller.in_thread(on_progress)))
 
     def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
@@ -930,7 +930,7 @@ class BlockingTrainerClient:
     def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
         with Caller() as caller:
-            return caller.run(self._awaiting.wait(job_id, on_progress=caller.told(on_progress)))
+            return caller.run(self._awaiting.wait(job_id, on_progress=caller.in_thread(on_progress)))
 
     def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""

@@ -407,10 +407,10 @@ async def answer_of(oracle: Oracle, task: Task) -> Answer[dict[str, Verdict]]:
         threads = oracle._judge_threads  # noqa: SLF001 -- private, since a subclass may have a field of any public name
         given = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
     answer: Answer[Any] = given if isinstance(given, Answer) else Answer(given)
-    said: object = answer.verdicts
-    if isinstance(said, str | bytes) or not isinstance(said, Iterable):
-        raise _wrong(oracle, f"is {type(said).__name__} {shown(said)}; return a list of ids, or a mapping from id")
-    named = said if isinstance(said, Mapping) else list(said)
+    judged: object = answer.verdicts
+    if isinstance(judged, str | bytes) or not isinstance(judged, Iterable):
+        raise _wrong(oracle, f"is {type(judged).__name__} {shown(judged)}; return a list of ids, or a mapping from id")
+    named = judged if isinstance(judged, Mapping) else list(judged)
     _check_names(oracle, task, named)
     if not isinstance(named, Mapping):
         named = {c.id: EXPLAINS if c.id in named else REFUSES for c in task.candidates}

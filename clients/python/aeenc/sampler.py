@@ -265,6 +265,6 @@ def _hypothesis(root: Any, accessible: Mapping[str, Accessible], texts: set[str]
     made = message(sampler_pb2.Hypothesis, **dict(zip(ROOT_FIELDS, root, strict=False)))
     if accessible:
         texts.add(made.text)
-    if told := accessible.get(made.text):
-        made.MergeFrom(message(sampler_pb2.Hypothesis, **vars(told)))
+    if access := accessible.get(made.text):
+        made.MergeFrom(message(sampler_pb2.Hypothesis, **vars(access)))
     return made

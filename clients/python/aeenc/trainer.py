@@ -313,8 +313,8 @@ async def _evaluate_items(
         gold = gold_query(query)
         texts.add(gold.text)
         premises.update(gold.premises)
-        if told := accessible.get(gold.text):
-            held = message(types_pb2.GoldQuery, **vars(told))
+        if access := accessible.get(gold.text):
+            held = message(types_pb2.GoldQuery, **vars(access))
             held.MergeFrom(gold)  # the caller's message stays as it is
             gold = held
         yield trainer_pb2.EvaluateRequest(queries=[gold])

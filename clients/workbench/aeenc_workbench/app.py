@@ -182,7 +182,7 @@ class Shield:
             await send(message)
 
         if too_large:
-            told = f"a body needs a content-length of at most {BODY_BYTES:,} bytes"
-            await plain.respond(None, TooLarge(told), 413)(scope, receive, shielded)
+            problem = f"a body needs a content-length of at most {BODY_BYTES:,} bytes"
+            await plain.respond(None, TooLarge(problem), 413)(scope, receive, shielded)
         else:
             await self._app(scope, receive, shielded)

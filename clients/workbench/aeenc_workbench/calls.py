@@ -78,7 +78,7 @@ class SaidBody(Body):
     inference: str = ""
     node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
 
-    def said(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments of `submit` and `amend` that both take."""
         return {
             "note": self.note,
@@ -217,7 +217,7 @@ async def runs(call: Call) -> Any:
 
 async def _asking(call: Call) -> list[values.Run]:
     names = {queue.name for queue in await call.client.people.list_queues()}
-    return await first(run async for run in call.client.sampler.list_runs() if run.config.oracle in names)
+    return await first_of(run async for run in call.client.sampler.list_runs() if run.config.oracle in names)
 
 
 def _disputed(run: values.Run) -> int:
@@ -268,7 +268,7 @@ async def answer(call: Call) -> Any:
         seen_upto=body.seen_upto,
         elapsed_s=body.elapsed_s,
         client_seq=body.seq,
-        **body.said(),
+        **body.arguments(),
     )
 
 
@@ -284,7 +284,7 @@ async def amend(call: Call) -> Any:
     name = call.person.name
     if not call.person.may("adjudicator") and not await _is_own(call, body):
         raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
-    made = await call.client.people.amend(body.answer, body.judged(), name, request_id=body.request, **body.said())
+    made = await call.client.people.amend(body.answer, body.judged(), name, request_id=body.request, **body.arguments())
     return {"answer": made}
 
 
@@ -356,7 +356,7 @@ async def tree(call: Call) -> Any:
 async def answers(call: Call) -> Any:
     """The latest answers in a run, the latest first: a person's own, for an adjudicator those of all."""
     if not call.person.may("adjudicator"):
-        return await first(call.client.people.list_answers(call.run, call.person.name, page_size=MAX_LISTED))
+        return await first_of(call.client.people.list_answers(call.run, call.person.name, page_size=MAX_LISTED))
     answered = [task async for task in call.client.people.list_tasks(call.run) if task.answers]
     return heapq.nlargest(MAX_LISTED, answered, key=lambda task: max(answer.at for answer in task.answers))
 
@@ -368,7 +368,7 @@ async def disputes(call: Call) -> Any:
     for run in await _asking(call):
         if at_most := min(_disputed(run), MAX_LISTED - len(found)):
             with contextlib.suppress(NotFound):  # the run was deleted meanwhile
-                tasks = await first(call.client.people.list_tasks(run.id, state="conflict"), at_most)
+                tasks = await first_of(call.client.people.list_tasks(run.id, state="conflict"), at_most)
                 found += [{"run_id": run.id, "judged": task} for task in tasks]
     return found
 
@@ -378,10 +378,10 @@ async def adjudicate(call: Call) -> Any:
     call.person.must_be("adjudicator")
     body = await call.body(TaskBody)
     named = (task async for task in call.client.people.list_tasks(body.run) if task.task.task_id == body.task)
-    for task in await first(named, 1):
+    for task in await first_of(named, 1):
         if not task.conflicts and task.decision.annotator not in ("", call.person.name):
-            told = f"{task.decision.annotator} has decided this task meanwhile; to decide it again: aeenc adjudicate"
-            raise Aborted(f"{told} {body.run} {body.task}", reason="DECIDED")
+            problem = f"{task.decision.annotator} has decided this task meanwhile; to decide it again: aeenc adjudicate"
+            raise Aborted(f"{problem} {body.run} {body.task}", reason="DECIDED")
     verdicts = {premise_id: _VERDICTS[word] for premise_id, word in body.verdicts.items()}
     made = await call.client.people.adjudicate(body.run, body.task, verdicts, call.person.name, request_id=body.request)
     return {"answer": made}
@@ -487,7 +487,7 @@ def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-async def first(listed: AsyncIterator[T], at_most: int = MAX_LISTED) -> list[T]:
+async def first_of(listed: AsyncIterator[T], at_most: int = MAX_LISTED) -> list[T]:
     """The first items of a list that may be long."""
     found: list[T] = []
     async for one in listed:

@@ -160,8 +160,8 @@ class Oidc:
             except (httpx.HTTPError, ValueError) as error:
                 raise Unavailable(f"the provider {issuer} does not answer ({error})") from None
             if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in ENDPOINTS):
-                told = f"its .well-known/openid-configuration does not name {', '.join(ENDPOINTS)}"
-                raise Unavailable(f"{issuer} is no OpenID provider: {told}; correct oidc_issuer")
+                problem = f"its .well-known/openid-configuration does not name {', '.join(ENDPOINTS)}"
+                raise Unavailable(f"{issuer} is no OpenID provider: {problem}; correct oidc_issuer")
             if found.get("issuer") != issuer:
                 raise Unavailable(f"the provider at {issuer} calls itself {found.get('issuer')!r}; set oidc_issuer so")
             self._known = found

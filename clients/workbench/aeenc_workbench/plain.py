@@ -45,5 +45,5 @@ def respond(_: Request | None, error: AeencError, status: int) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """Answers anything unexpected without its text, which the log has."""
-    told = f"the workbench failed unexpectedly; its log says why ({type(error).__name__})"
-    return respond(request, AeencError(told), 500)
+    problem = f"the workbench failed unexpectedly; its log says why ({type(error).__name__})"
+    return respond(request, AeencError(problem), 500)

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument
-from aeenc_workbench.calls import MAX_LISTED, Body, Call, described, first, make_routes
+from aeenc_workbench.calls import MAX_LISTED, Body, Call, described, first_of, make_routes
 from aeenc_workbench.events import NO_STORE, server_sent
 
 TRAINING_SPLIT = "train"  # as `aeenc train`: no text of other splits is learned from
@@ -71,14 +71,14 @@ async def overview(call: Call) -> Any:
                 "refused": run.progress.negatives,
                 **described(run),
             }
-            for run in await first(client.sampler.list_runs(page_size=MAX_LISTED))
+            for run in await first_of(client.sampler.list_runs(page_size=MAX_LISTED))
         ],
-        "jobs": await first(client.trainer.list_jobs(page_size=MAX_JOBS), MAX_JOBS),
+        "jobs": await first_of(client.trainer.list_jobs(page_size=MAX_JOBS), MAX_JOBS),
         "versions": {
             one.version: {"space_id": one.space_id, "pretrained": one.pretrained, "created_at": one.created_at}
-            for one in await first(client.trainer.list_checkpoints(page_size=MAX_LISTED))
+            for one in await first_of(client.trainer.list_checkpoints(page_size=MAX_LISTED))
         },
-        "labels": await first(client.registry.list_labels(page_size=MAX_LISTED)),
+        "labels": await first_of(client.registry.list_labels(page_size=MAX_LISTED)),
         "gold": len(call.gold),
     }
 
@@ -132,7 +132,7 @@ async def measure(call: Call) -> Any:
     body = await call.body(MeasureBody)
     if not call.gold:
         raise FailedPrecondition("there are no gold queries; start the workbench with --gold FOLDER", reason="NO_GOLD")
-    labels = await first(call.client.registry.list_labels())
+    labels = await first_of(call.client.registry.list_labels())
     if body.version not in {version for label in labels for version in label.versions}:
         await call.client.registry.publish(body.version, label=TRIAL, wait_s=ROLLOUT_S)
     report = await call.client.trainer.evaluate(body.corpus, call.gold, version=body.version, strict_only=True)

@@ -133,8 +133,8 @@ def listen(host: str, port: int) -> socket.socket:
 def problem_of(error: AeencError, status: int) -> dict[str, Any]:
     """Returns the members of problem details (RFC 9457)."""
     title = HTTPStatus(status).phrase if status != HTTP_STATUS["CANCELLED"] else "Client Closed Request"
-    told = {"detail": error.message, "code": error.code, "reason": error.reason}
-    return {"type": "about:blank", "title": title, "status": status, **told}
+    members = {"detail": error.message, "code": error.code, "reason": error.reason}
+    return {"type": "about:blank", "title": title, "status": status} | members
 
 
 def error_handlers(respond: Respond) -> Mapping[Any, Callable[[Any, Any], Awaitable[Any]]]:
@@ -168,5 +168,5 @@ def error_handlers(respond: Respond) -> Mapping[Any, Callable[[Any, Any], Awaita
 
 
 def _path(parts: tuple[int | str, ...]) -> str:
-    told = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts]
-    return "".join(told).lstrip(".") or "body"
+    steps = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts]
+    return "".join(steps).lstrip(".") or "body"

@@ -71,15 +71,15 @@ async def _sampler(channel: Channel) -> dict[str, Any]:
     stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
     info = await channel.unary(stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
     waiting = {run.run_id: run.reason for run in info.waiting_runs}
-    told = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
-    return {**_service(info.service), **told}
+    report = {"oracles": list(info.oracles), "active_runs": list(info.active_runs), "waiting_runs": waiting}
+    return {**_service(info.service), **report}
 
 
 async def _trainer(channel: Channel) -> dict[str, Any]:
     stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
     info = await channel.unary(stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
-    told = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
-    return {**_service(info.service), **told}
+    report = {"space_id": info.default_space_id, "device": info.device, "active_job": info.active_job}
+    return {**_service(info.service), **report}
 
 
 _REPORTS = {"encoder": _encoder, "index": _index, "sampler": _sampler, "trainer": _trainer}

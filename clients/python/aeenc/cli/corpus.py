@@ -141,7 +141,7 @@ def ensure_corpus(
 def _has_splits(client: Client, corpus: str, splits: Mapping[str, Sequence[str]]) -> bool:
     """Tells whether the premises of a corpus that have these texts stand in these splits, and in no others."""
     known = {premise.text: sorted(premise.splits) for premise in client.index.list_premises(corpus)}
-    return all(known.get(text, own) == own for text, own in splits.items())
+    return all(known.get(text, expected) == expected for text, expected in splits.items())
 
 
 def source_of(
@@ -227,8 +227,8 @@ def build(
             built = build_shown(out, connected, name, source, fold_same=fold_same, **shared)
     for note in built.notes:
         out.note(note)
-    told = {key: value for key, value in asdict(built).items() if key != "notes"}
-    out.result(told, fields_table(told), f"search it: aeenc retrieve {name} TEXT")
+    fields = {key: value for key, value in asdict(built).items() if key != "notes"}
+    out.result(fields, fields_table(fields), f"search it: aeenc retrieve {name} TEXT")
 
 
 def _build_elsewhere(
@@ -318,8 +318,8 @@ def _change(context: typer.Context, name: str, change: Callable[[Client], values
     with client(context) as connected:
         before = {one.corpus: one.active.id for one in connected.index.list_corpora()}.get(name, "")
         now = change(connected)
-    told = {"generation": now.id, "premises": now.premises, "active": True, "before": before}
-    output_of(context).result({"corpus": name, **told})
+    fields = {"generation": now.id, "premises": now.premises, "active": True, "before": before}
+    output_of(context).result({"corpus": name, **fields})
 
 
 Generation = Annotated[str, typer.Option("--generation", show_default="the active one", help="The generation.")]

@@ -43,23 +43,23 @@ if TYPE_CHECKING:  # a command waits for what it uses alone
 def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, str, str]:
     if isinstance(answer, AeencError):
         return service, target, answer.code, answer.message
-    told = [answer["reason"]]
-    told += [f"{label} = {version}" for label, version in answer.get("labels", {}).items()]
-    told += [
+    lines = [answer["reason"]]
+    lines += [f"{label} = {version}" for label, version in answer.get("labels", {}).items()]
+    lines += [
         f"{label} of space {space} = {version}"
         for space, labels in answer.get("labels_of_other_spaces", {}).items()
         for label, version in labels.items()
     ]
-    told += [f"versions: {', '.join(answer['versions'])}"] if answer.get("versions") else []
-    told += [
+    lines += [f"versions: {', '.join(answer['versions'])}"] if answer.get("versions") else []
+    lines += [
         f"{name}: {corpus['premises']:,} premises, generation {corpus['generation'] or 'none'}"
         for name, corpus in answer.get("corpora", {}).items()
     ]
-    told += [f"oracles: {', '.join(answer['oracles'])}"] if answer.get("oracles") else []
-    told += [f"active runs: {', '.join(answer['active_runs'])}"] if answer.get("active_runs") else []
-    told += [f"run {run} waits: {reason}" for run, reason in answer.get("waiting_runs", {}).items()]
-    told += [f"{name}: {answer[name]}" for name in ("device", "active_job") if answer.get(name)]
-    return service, target, answer["state"], "\n".join(line for line in told if line)
+    lines += [f"oracles: {', '.join(answer['oracles'])}"] if answer.get("oracles") else []
+    lines += [f"active runs: {', '.join(answer['active_runs'])}"] if answer.get("active_runs") else []
+    lines += [f"run {run} waits: {reason}" for run, reason in answer.get("waiting_runs", {}).items()]
+    lines += [f"{name}: {answer[name]}" for name in ("device", "active_job") if answer.get(name)]
+    return service, target, answer["state"], "\n".join(line for line in lines if line)
 
 
 def status(
@@ -203,8 +203,8 @@ def rollback(
         _reach_registry(connected)
         moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
     was, now = " and ".join(moved.label.previous_versions), " and ".join(moved.label.versions)
-    told = [f"was {was}, now {now}; another rollback returns to {was}"] if was else []
-    _show(output_of(context), moved, wait_s, told=told)
+    notes = [f"was {was}, now {now}; another rollback returns to {was}"] if was else []
+    _show(output_of(context), moved, wait_s, notes=notes)
 
 
 def checkpoints(context: typer.Context) -> None:
@@ -369,7 +369,7 @@ def _show(
     moved: values.Publication | values.Rollback,
     wait_s: float,
     versions: Sequence[str] = (),
-    told: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> None:
     result = moved_dict(moved)
     rollouts = result["rollouts"]
@@ -377,7 +377,7 @@ def _show(
     fields = {name: value for name, value in result.items() if name not in apart and (value or name not in OPTIONAL)}
     rows = [(rollout["instance"], f"no: {rollout['lag']}" if rollout["lag"] else "yes") for rollout in rollouts]
     served = [table(["encoder", "serves it"], rows)] if rows else []
-    out.result(result, fields_table(fields), *told, *_gate_shown(result.get("gate", {})), *served)
+    out.result(result, fields_table(fields), *notes, *_gate_shown(result.get("gate", {})), *served)
     if wait_s and not moved.complete:
         raise EndedBadly(_why_incomplete(result, wait_s, versions))
 

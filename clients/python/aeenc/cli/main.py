@@ -216,11 +216,11 @@ class Commands(Group):
         return [name for names in _in_sections(self.commands).values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 -- click's
-        told, missing = summaries()
+        about, missing = summaries()
         self.epilog = "\n\n".join([EXIT_CODES, *missing])
-        for section, names in _in_sections(told).items():
+        for section, names in _in_sections(about).items():
             with formatter.section(section):
-                formatter.write_dl([(name, told[name]) for name in names])
+                formatter.write_dl([(name, about[name]) for name in names])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in _OWN and not self._is_whole:
@@ -256,16 +256,16 @@ def _in_sections(names: Collection[str]) -> dict[str, list[str]]:
 
 def summaries() -> tuple[dict[str, str], list[str]]:
     """Reads what each command does, importing none of this distribution and of the services; and what is missing."""
-    told = {_name_of(path): _summary(path) for path in (*_COMMANDS, "main.completion")}
-    told |= {name: about for name, (about, _) in _GROUPS.items()}
-    told |= {name: _summary(path) for name, (path, _) in _LISTS.items()}
+    summary_of = {_name_of(path): _summary(path) for path in (*_COMMANDS, "main.completion")}
+    summary_of |= {name: about for name, (about, _) in _GROUPS.items()}
+    summary_of |= {name: _summary(path) for name, (path, _) in _LISTS.items()}
     if find_spec("services"):
-        told |= {name: _summary(path, "services") for name, path in _OF_SERVICES.items()}
+        summary_of |= {name: _summary(path, "services") for name, path in _OF_SERVICES.items()}
     others = typer.Typer()
     others.callback()(lambda: None)
     missing = _add_distributions(others, except_for="services.")
     found: Any = typer.main.get_command(others)
-    return told | {name: command.help or "" for name, command in found.commands.items()}, missing
+    return summary_of | {name: command.help or "" for name, command in found.commands.items()}, missing
 
 
 def _summary(path: str, package: str = "aeenc.cli") -> str:

@@ -52,14 +52,14 @@ def queues(
         "settled": "done",
         "answers_hour": "hour",
     }
-    told = [[f"  {row['run']}" if row["run"] else row["queue"], *(row[one] for one in heads)] for row in rows]
-    shown = table(["queue, run", *heads.values()], told, right=len(heads), whole=("queue, run",))
-    own = [
+    cells = [[f"  {row['run']}" if row["run"] else row["queue"], *(row[one] for one in heads)] for row in rows]
+    shown = table(["queue, run", *heads.values()], cells, right=len(heads), whole=("queue, run",))
+    mine = [
         Text(f"{name} in queue {row['queue']}: {row['mine']} answers, {row['mine_hour']} in the last hour")
         for row in rows
         if row["mine"] and not row["run"]
     ]
-    output_of(context).result({"annotator": name, "queues": rows}, *([shown, *own] if rows else [Text("no queues")]))
+    output_of(context).result({"annotator": name, "queues": rows}, *([shown, *mine] if rows else [Text("no queues")]))
 
 
 def tree(
@@ -229,7 +229,7 @@ def _lines(task: dict[str, Any]) -> list[Text]:
 def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
     texts = {one.premise.id: one.premise.text for one in task.task.candidates}
     texts |= {verdict.premise_id: verdict.text for answer in task.answers for verdict in answer.additions}
-    said = {
+    words_of = {
         answer.annotator: {verdict.premise_id: _word(verdict) for verdict in (*answer.verdicts, *answer.additions)}
         for answer in task.answers
     }
@@ -242,7 +242,7 @@ def _task_dict(task: values.JudgedTask) -> dict[str, Any]:
             {
                 "id": premise_id,
                 "text": texts[premise_id],
-                "said": ", ".join(f"{who}: {words.get(premise_id, 'unseen')}" for who, words in said.items()),
+                "said": ", ".join(f"{who}: {words.get(premise_id, 'unseen')}" for who, words in words_of.items()),
             }
             for premise_id in task.conflicts
         ],

@@ -158,16 +158,16 @@ class _TrecQa:
     def rows(self) -> Iterator[_Row]:
         """Yields each question without a candidate, then with its candidates."""
         seen: set[str] = set()
-        for told in filter(None, self._told()):
-            opened = _OPENING.fullmatch(told)
+        for line in filter(None, self._stripped()):
+            opened = _OPENING.fullmatch(line)
             if opened is None:
-                raise InvalidArgument(f"{self._place}: {told[:80]!r} stands outside <QApairs id='…'>")
+                raise InvalidArgument(f"{self._place}: {line[:80]!r} stands outside <QApairs id='…'>")
             if opened[2] in seen:
                 raise InvalidArgument(f"{self._place}: question {opened[2]} stands in an earlier block, too; keep one")
             seen.add(opened[2])
             yield from self._block(opened[2])
 
-    def _told(self) -> Iterator[str]:
+    def _stripped(self) -> Iterator[str]:
         """Yields the lines, stripped, and notes where they stand."""
         for place, line in self._lines:
             self._place = place
@@ -175,31 +175,31 @@ class _TrecQa:
 
     def _block(self, question_id: str) -> Iterator[_Row]:
         question = ""
-        for told in filter(None, self._told()):
-            if told == _CLOSING and question:
+        for line in filter(None, self._stripped()):
+            if line == _CLOSING and question:
                 return
-            if told == _CLOSING:
+            if line == _CLOSING:
                 raise InvalidArgument(f"{self._place}: question {question_id} has no <question>")
-            if told not in _TAGS:
-                raise InvalidArgument(f"{self._place}: {told[:80]!r} is none of {', '.join(_TAGS)} and {_CLOSING}")
-            if bool(question) == (told == "<question>"):
-                needed = "has a second <question>" if question else f"has {told} before <question>"
+            if line not in _TAGS:
+                raise InvalidArgument(f"{self._place}: {line[:80]!r} is none of {', '.join(_TAGS)} and {_CLOSING}")
+            if bool(question) == (line == "<question>"):
+                needed = "has a second <question>" if question else f"has {line} before <question>"
                 raise InvalidArgument(f"{self._place}: question {question_id} {needed}; give it once, first")
-            words = self._sentence(told)
-            if told == "<question>":
+            words = self._sentence(line)
+            if line == "<question>":
                 question, words = words, ""
-            yield _Row(self._place, question_id, question, words, right=told == "<positive>")
+            yield _Row(self._place, question_id, question, words, right=line == "<positive>")
         raise InvalidArgument(f"{self._place}: the file ends within question {question_id}; give the whole file")
 
     def _sentence(self, tag: str) -> str:
         """Reads the first line up to a closing tag; further ones have parts of speech."""
-        first: str | None = None
-        for told in self._told():
-            if told == _TAGS[tag]:
-                return _words(self._place, tag, first or "")
-            if told in {*_TAGS, *_TAGS.values(), _CLOSING} or _OPENING.fullmatch(told):
-                raise InvalidArgument(f"{self._place}: {told} stands where {_TAGS[tag]} is missing; complete the block")
-            first = told if first is None else first
+        sentence: str | None = None
+        for line in self._stripped():
+            if line == _TAGS[tag]:
+                return _words(self._place, tag, sentence or "")
+            if line in {*_TAGS, *_TAGS.values(), _CLOSING} or _OPENING.fullmatch(line):
+                raise InvalidArgument(f"{self._place}: {line} stands where {_TAGS[tag]} is missing; complete the block")
+            sentence = line if sentence is None else sentence
         raise InvalidArgument(f"{self._place}: the file ends within {tag}; give the whole file")
 
 

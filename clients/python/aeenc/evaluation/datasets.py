@@ -156,23 +156,23 @@ def _judged(
         rated = read_grades(qrels)
     except InvalidArgument as error:
         refuse(error)
-    for name, told in rated.items():
+    for name, grades in rated.items():
         if name not in queries:
             refuse(InvalidArgument(f"{qrels}: {QUERIES} has no text of query {name!r}; add it, or leave the query out"))
             continue
         try:
-            _check_judged(qrels, queries[name], told, facts, places)
+            _check_judged(qrels, queries[name], grades, facts, places)
         except InvalidArgument as error:
             refuse(error)
-        yield replace(queries[name], grades={one: grade for one, grade in told.items() if one in facts})
+        yield replace(queries[name], grades={one: grade for one, grade in grades.items() if one in facts})
 
 
 def _check_judged(
-    qrels: Path, query: RatedQuery, told: Mapping[str, float], facts: Mapping[str, str], places: Mapping[str, int]
+    qrels: Path, query: RatedQuery, grades: Mapping[str, float], facts: Mapping[str, str], places: Mapping[str, int]
 ) -> None:
     """Raises InvalidArgument for gold that the corpus lacks, or that may not explain the query."""
     may = query.accessible
-    named = [*(one for one, grade in told.items() if grade), *filter(None, [may.before_id]), *may.only_ids]
+    named = [*(one for one, grade in grades.items() if grade), *filter(None, [may.before_id]), *may.only_ids]
     if absent := [one for one in named if one not in facts]:
         raise InvalidArgument(
             f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {query.id!r} is judged by, or names as what "
@@ -180,7 +180,7 @@ def _check_judged(
         )
     end = places[facts[may.before_id]] if may.before_id else len(places)
     only = {facts[one] for one in may.only_ids or facts}
-    for one, grade in told.items():
+    for one, grade in grades.items():
         if grade and (places[facts[one]] >= end or facts[one] not in only):
             raise InvalidArgument(
                 f"{qrels}: {one!r} explains query {query.id!r}, whose `before` or `only` in {QUERIES} leaves it out; "

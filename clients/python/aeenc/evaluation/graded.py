@@ -116,7 +116,7 @@ def graded_metrics_of(ranks: Sequence[Sequence[int]], grades: Sequence[Sequence[
         **{f"ndcg_{gain.value}": mean(graded_ndcg, gain) for gain in Gain},
         **{f"oracle_ndcg_{gain.value}": mean(oracle_ndcg, gain) for gain in Gain},
         recalls=recall_by_grade(ranks, grades, LENGTHS),
-        pairs=dict(Counter(float(grade) for own in grades for grade in own if grade)),
+        pairs=dict(Counter(float(grade) for row in grades for grade in row if grade)),
     )
 
 

@@ -64,10 +64,10 @@ def ndcg(ranks: Sequence[int] | Ranks, k: int | None = None, gains: Sequence[flo
 
     `ranks` (g,), from 1; each has a gain of 1, unless `gains` (g,) are given. Raises InvalidArgument without a gain.
     """
-    own = [1.0] * len(_gold(np.asarray(ranks))) if gains is None else gains
+    gains = [1.0] * len(_gold(np.asarray(ranks))) if gains is None else gains
     last = UNRANKED - 1 if k is None else k
-    found = ((gain, int(rank)) for gain, rank in zip(own, ranks, strict=True) if rank <= last)
-    return dcg(found) / ideal_dcg(own, k)
+    found = ((gain, int(rank)) for gain, rank in zip(gains, ranks, strict=True) if rank <= last)
+    return dcg(found) / ideal_dcg(gains, k)
 
 
 def ideal_dcg(gains: Sequence[float], k: int | None = None) -> float:

@@ -83,13 +83,13 @@ class TreeScore:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the scores by the names that tables use, without those that need a similarity that was not given."""
-        told: dict[str, Any] = {
+        named: dict[str, Any] = {
             "leaves": {"P": self.leaves.precision, "R": self.leaves.recall, **_f1(self.leaves)},
             "steps": _f1(self.steps),
         }
         if self.intermediates is not None:
-            told |= {"intermediates": _f1(self.intermediates), "overall": {"AllCorrect": float(self.all_correct or 0)}}
-        return told
+            named |= {"intermediates": _f1(self.intermediates), "overall": {"AllCorrect": float(self.all_correct or 0)}}
+        return named
 
 
 def _f1(overlap: Overlap) -> dict[str, float]:
@@ -100,10 +100,10 @@ def mean_scores(scores: Sequence[TreeScore]) -> dict[str, dict[str, float]]:
     """Averages the scores of trees, by the names of `TreeScore.to_dict`. Raises InvalidArgument for none."""
     if not scores:
         raise InvalidArgument("there are no trees to score; give at least one")
-    told = [score.to_dict() for score in scores]
+    rows = [score.to_dict() for score in scores]
     return {
-        part: {name: float(np.mean([one[part][name] for one in told])) for name in names}
-        for part, names in told[0].items()
+        part: {name: float(np.mean([one[part][name] for one in rows])) for name in names}
+        for part, names in rows[0].items()
     }
 
 
@@ -126,28 +126,28 @@ def score_trees(
     read = [_scored(tree, one, by_normalised_text) for tree, one in zip(gold, predicted, strict=True)]
     if similarity is None:
         return [score for score, _ in read]
-    pairs = [pair for _, told in read for pair in told.items()]
+    pairs = [pair for _, texts in read for pair in texts.items()]
     found = _similarities(similarity, pairs)
     right = {pair for pair, value in zip(pairs, found, strict=True) if value >= threshold}
     scores = []
     for tree, (score, texts) in zip(gold, read, strict=True):
         precise = [pair for pair in texts.items() if pair in right]
         precision = len(precise) / max(1, len(score.aligned))
-        recall = len({told for _, told in precise}) / len(tree.children)
+        recall = len({label for _, label in precise}) / len(tree.children)
         scores.append(replace(score, intermediates=Overlap.of(precision, recall)))
     return scores
 
 
 def _scored(gold: Tree, predicted: Prediction, by_normalised_text: bool) -> tuple[TreeScore, dict[str, str]]:
     """Scores leaves and steps; beside them the text of each aligned conclusion with that of gold."""
-    own = predicted.sentences
-    names_of_gold = _leaf_names(gold.steps, None if own is None else gold.sentences, by_normalised_text)
-    names = _leaf_names(predicted.steps, own, by_normalised_text)
+    sentences = predicted.sentences
+    names_of_gold = _leaf_names(gold.steps, None if sentences is None else gold.sentences, by_normalised_text)
+    names = _leaf_names(predicted.steps, sentences, by_normalised_text)
     leaves, leaves_of_gold = _leaves(predicted.steps, names), _leaves(gold.steps, names_of_gold)
     aligned = {label: _nearest(found, leaves_of_gold) for label, found in leaves.items()}
-    told = {step.conclusion: step.text for step in gold.steps}
+    text_of = {step.conclusion: step.text for step in gold.steps}
     texts = {
-        _plain(step.text): _plain(told[aligned[step.conclusion]])
+        _plain(step.text): _plain(text_of[aligned[step.conclusion]])
         for step in {step.conclusion: step for step in predicted.steps}.values()
         if aligned[step.conclusion] != UNMATCHED
     }

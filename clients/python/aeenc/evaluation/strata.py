@@ -89,12 +89,12 @@ def metrics_by(strata: Strata, pairs: Sequence[tuple[str, Sequence[str]]], ranks
     """
     bands = [np.array([strata.band_of(query, one) for one in gold], dtype=object) for query, gold in pairs]
     found = []
-    for name in dict.fromkeys((*strata.names, *(band for own in bands for band in own))):
-        kept = [
-            condensed(np.where(own == 0, UNRANKED, own), of == name)
-            for own, of in zip(ranks, bands, strict=True)
+    for name in dict.fromkeys((*strata.names, *(band for row in bands for band in row))):
+        placed = [
+            condensed(np.where(row == 0, UNRANKED, row), of == name)
+            for row, of in zip(ranks, bands, strict=True)
             if (of == name).any()
         ]
-        if kept:
-            found.append(Stratum(name, metrics_of(kept), len(kept), sum(map(len, kept))))
+        if placed:
+            found.append(Stratum(name, metrics_of(placed), len(placed), sum(map(len, placed))))
     return found

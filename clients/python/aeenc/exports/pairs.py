@@ -71,11 +71,11 @@ def pair_of(record: object) -> values.Pair:
             raise InvalidArgument(f"`{name}` must be a string that is not empty")
     if record.get("sign") not in _SIGNS:
         raise InvalidArgument(f"`sign` is {shown(record.get('sign'))}; write {', '.join(_SIGNS)}")
-    told: dict[str, Any] = {name: _text(record, name) for name in _TEXTS}
-    told |= {name: _number(record, name, kind) for name, kind in _NUMBERS.items()}
+    fields: dict[str, Any] = {name: _text(record, name) for name in _TEXTS}
+    fields |= {name: _number(record, name, kind) for name, kind in _NUMBERS.items()}
     at = _text(record, "judged_at")
     origin = values.Provenance(
-        **told,
+        **fields,
         judged_at=_time(at) if at else None,
         amended=_flag(record, "amended"),
     )

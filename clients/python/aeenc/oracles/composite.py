@@ -74,20 +74,20 @@ class CompositeOracle(Oracle):
         What is said of the node as a whole is the last stage's that was asked.
         """
         found: dict[str, Verdict] = {}
-        said = Answer(found)
+        answer = Answer(found)
         decided_by: dict[str, str] = {}
         *early, last = self._stages
         for stage in early:
-            said = await self._ask(stage, task, _open(task, decided_by), found, decided_by) or said
+            answer = await self._ask(stage, task, _open(task, decided_by), found, decided_by) or answer
         audited = [c for c in task.candidates if c.id in decided_by and self._is_audited(task.query, c.id)]
         remaining = _open(task, decided_by)
         checks: dict[str, Verdict] = {}
-        said = await self._ask(last, task, _in_order(task, [*remaining, *audited]), checks, {}) or said
+        answer = await self._ask(last, task, _in_order(task, [*remaining, *audited]), checks, {}) or answer
         for candidate in remaining:
             found[candidate.id] = _preferred(found.get(candidate.id), checks[candidate.id])
         if lines := self._compare(task, audited, found, checks, decided_by):
             await asyncio.to_thread(self._write, lines)
-        return replace(said, verdicts=found, annotator="")
+        return replace(answer, verdicts=found, annotator="")
 
     async def _ask(
         self,

@@ -76,11 +76,11 @@ def _surroundings(trees: Iterable[Tree]) -> tuple[dict[str, tuple[str, ...]], di
     near: dict[str, set[str]] = {}
     for tree in trees:
         used = {tree.texts[label] for label in (*tree.children, *tree.leaves)}
-        own: dict[str, tuple[str, ...]] = {ROOT: ()}  # the path to each label
+        path_to: dict[str, tuple[str, ...]] = {ROOT: ()}  # the path to each label
         for label in reversed(tree.upward):
-            text, path = tree.texts[label], own[label]
+            text, path = tree.texts[label], path_to[label]
             for child in tree.children.get(label, ()):
-                own.setdefault(child, (*path, text))
+                path_to.setdefault(child, (*path, text))
             if label in tree.children:
                 paths.setdefault(text, path)
                 near.setdefault(text, set()).update(used)

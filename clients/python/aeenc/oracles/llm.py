@@ -239,16 +239,16 @@ class LanguageModelOracle(Oracle):
         most_prompt = len(prompt.encode()) + len(json.dumps(schema)) + MESSAGE_TOKENS  # a token is at least a byte
         async with self._free:
             await self._reserve(most_prompt, limit)
-            response, told = None, (most_prompt, limit)  # a call that is cut off may be charged for all the same
+            response, used = None, (most_prompt, limit)  # a call that is cut off may be charged for all the same
             try:
                 response = await self._complete(prompt, schema, limit, number)
-                told = _used(response, *told) if response is not None else (0, 0)
+                used = _used(response, *used) if response is not None else (0, 0)
             except _Unbilled as unbilled:
-                told = 0, 0
+                used = 0, 0
                 raise unbilled.error from None
             finally:
                 self._has_spent.set()  # first: a cache on a full disk fails, and who waits would go on waiting
-                self._ledger.spend((most_prompt, limit), told, calls=int(response is not None))
+                self._ledger.spend((most_prompt, limit), used, calls=int(response is not None))
         if response is None:
             return None
         try:
@@ -320,25 +320,25 @@ class LanguageModelOracle(Oracle):
             return set(stale)
         if self._has_completed or code in _ABOUT_THE_PROMPT:
             return set()
-        said = str(error.body)
+        body = str(error.body)
         names = {name: _SCHEMA_NAMES if name == "response_format" else (name,) for name in sent}
         param = {name for name, called in names.items() if str(getattr(error, "param", "")).startswith(called)}
-        named = param or {name for name, called in names.items() if any(one in said for one in called)}
+        named = param or {name for name, called in names.items() if any(one in body for one in called)}
         return named or set(sent)
 
     def _refusal(self, status: int, code: str, pause_s: float) -> AeencError | None:
         """The error of a status that concerns more than this prompt; with a time to retry after if it may pass."""
-        said = f"the endpoint answers {f'{status} ({code})' if code else status} for model {self._model!r}"
+        problem = f"the endpoint answers {f'{status} ({code})' if code else status} for model {self._model!r}"
         if status in _TRANSIENT or status >= 500:
             refused = Overloaded if status == 429 else Unavailable
-            return refused(f"{said}; try later", retry_after_s=pause_s)
+            return refused(f"{problem}; try later", retry_after_s=pause_s)
         if status not in {*_MALFORMED, _TOO_LARGE}:
-            return FailedPrecondition(f"{said}; check the key, the address and the model")
+            return FailedPrecondition(f"{problem}; check the key, the address and the model")
         if status == _TOO_LARGE or self._has_answered or code in _ABOUT_THE_PROMPT:
             return None
         # Not final: other prompts may show that it was about this one.
         return Unavailable(
-            f"{said}, also without {', '.join(_OPTIONAL)}; check the address, the model and --max-tokens"
+            f"{problem}, also without {', '.join(_OPTIONAL)}; check the address, the model and --max-tokens"
         )
 
 
@@ -373,10 +373,10 @@ def _verdicts(response: Any, count: int, limit: int) -> list[str]:
     """Reads a completion. Raises _Invalid unless it is whole, no refusal, and has one verdict for each candidate."""
     try:
         choice = response.choices[0]
-        finish, said = choice.finish_reason, choice.message
-        calls = getattr(said, "tool_calls", None) or []
-        content = calls[0].function.arguments if len(calls) == 1 else said.content
-        is_refused = bool(getattr(said, "refusal", None))
+        finish, message = choice.finish_reason, choice.message
+        calls = getattr(message, "tool_calls", None) or []
+        content = calls[0].function.arguments if len(calls) == 1 else message.content
+        is_refused = bool(getattr(message, "refusal", None))
     except (AttributeError, IndexError, KeyError, TypeError):
         raise _Invalid("no completion") from None
     if finish == "length":
@@ -401,9 +401,9 @@ def _verdicts(response: Any, count: int, limit: int) -> list[str]:
 
 def _object_in(content: str) -> Any:
     """The JSON object that ends a text, or stands alone in a fence, after any thoughts. Raises InvalidArgument."""
-    said = content.rpartition(_THOUGHT)[2]
-    fenced = _FENCED.findall(said)
-    text = fenced[0] if len(fenced) == 1 else said
+    rest = content.rpartition(_THOUGHT)[2]
+    fenced = _FENCED.findall(rest)
+    text = fenced[0] if len(fenced) == 1 else rest
     return parsed("answer", text[max(text.rfind("{"), 0) :])  # no verdict is an object
 
 

@@ -48,8 +48,8 @@ def message_of(error: errors.AeencError) -> str:
     if _sent_bytes(error.message) <= MESSAGE_BYTES:
         return error.message
     sizes = accumulate(map(_sent_bytes, error.message), initial=_sent_bytes("…"))
-    kept = sum(1 for _ in takewhile(lambda size: size <= MESSAGE_BYTES, sizes)) - 1
-    return error.message[:kept] + "…"
+    length = sum(1 for _ in takewhile(lambda size: size <= MESSAGE_BYTES, sizes)) - 1
+    return error.message[:length] + "…"
 
 
 def _sent_bytes(text: str) -> float:

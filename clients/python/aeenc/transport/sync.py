@@ -143,7 +143,7 @@ class Caller:
             return items
         return self.go_through(items) if isinstance(items, Iterator) else _Lent(self, items)
 
-    def told(self, callback: Callable[P, None] | None) -> Callable[P, None] | None:
+    def in_thread(self, callback: Callable[P, None] | None) -> Callable[P, None] | None:
         """Makes a callback that the call can make, and that runs in the caller's thread."""
         if callback is None:
             return None

@@ -70,21 +70,21 @@ def compare(
         side: answers(out, path, run, gold, qrels) for (side, path), run in zip(paths.items(), runs, strict=True)
     }
     ranks = [ranks_of(run, gold) for run in runs]
-    metrics = [metrics_of(own).to_dict() for own in ranks]
-    by_query = {name: [[value(one) for one in own] for own in ranks] for name, value in _PER_QUERY.items()}
+    metrics = [metrics_of(row).to_dict() for row in ranks]
+    by_query = {name: [[value(one) for one in row] for row in ranks] for name, value in _PER_QUERY.items()}
     recalls: list[dict[float, list[float]]] = []
     if is_graded(rated):
-        grades = [list(own.values()) for own in rated.values()]
+        grades = [list(row.values()) for row in rated.values()]
         places = [ranks_of(run, rated) for run in runs]
         for name, (graded, gain) in _GRADED.items():
             by_query[name] = [
-                [graded(ranks.tolist(), told, gain) for ranks, told in zip(own, grades, strict=True)] for own in places
+                [graded(ranks.tolist(), given, gain) for ranks, given in zip(at, grades, strict=True)] for at in places
             ]
-            for own, per_query in zip(metrics, by_query[name], strict=True):
-                own[name] = float(np.mean(per_query))
-        recalls = [recall_by_grade([one.tolist() for one in own], grades, LENGTHS) for own in places]
+            for row, per_query in zip(metrics, by_query[name], strict=True):
+                row[name] = float(np.mean(per_query))
+        recalls = [recall_by_grade([one.tolist() for one in row], grades, LENGTHS) for row in places]
     p_values = {
-        name: paired_randomisation_test(*(np.array(own) for own in both), rounds=rounds, seed=seed)
+        name: paired_randomisation_test(*(np.array(row) for row in both), rounds=rounds, seed=seed)
         for name, both in by_query.items()
     }
     rows = [

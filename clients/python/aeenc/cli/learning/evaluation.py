@@ -137,7 +137,7 @@ def explain_training(client: Client, corpus: str, dataset: Source) -> None:
     """Stores the explanations of split train in the index, for the prior to learn from."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
     queries = gold_of(dataset, TRAINING_SPLIT)
-    gold = [(text, [ids[one] for one, grade in grades_of(told).items() if grade]) for text, told in queries]
+    gold = [(text, [ids[one] for one, grade in grades_of(rated).items() if grade]) for text, rated in queries]
     client.index.put_explanations(corpus, gold, replace=True)
 
 
@@ -320,7 +320,7 @@ def _strata_told(
 def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -> values.GateComparison:
     """Compares average precisions of two reports with ranks, under the strict protocol."""
     ours, theirs = (
-        np.array([_precision(one) for one in told.ranks if one.strict], dtype=np.float64) for told in (report, other)
+        np.array([_precision(one) for one in side.ranks if one.strict], dtype=np.float64) for side in (report, other)
     )
     found = difference_of(ours, theirs)
     return values.GateComparison(

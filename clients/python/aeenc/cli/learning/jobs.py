@@ -97,14 +97,14 @@ def recipe_of(
 def job_dict(job: values.Job) -> dict[str, Any]:
     """Converts a job to plain values: id, state, checkpoint, and counts."""
     progress = job.progress
-    told = {
+    fields = {
         **fields_of(job, "runs=config.run_ids", "data_sets=config.data_sets", "version"),
         **fields_of(progress, "epochs=epochs_done", "steps=steps_done", "loss"),
         "validation_map": progress.best_validation_map or None,  # 0: no epoch was measured
         "gain": comparison_dict(progress.gain) if progress.gain.outcome else None,
         **fields_of(progress, "queries", "positives", "negatives", "dropped", "skipped", "outside"),
     }
-    return work_dict("job", job, told)
+    return work_dict("job", job, fields)
 
 
 def describe(job: values.Job) -> str:
@@ -147,10 +147,10 @@ _WORDS = {
 }
 
 
-def _gain_words(told: Mapping[str, Any]) -> str:
+def _gain_words(job: Mapping[str, Any]) -> str:
     """Says what a job has gained; empty before its end, and where a data set had no queries to measure it by."""
-    if not (gain := told["gain"]):
-        return "none measured" if told["version"] else ""
+    if not (gain := job["gain"]):
+        return "none measured" if job["version"] else ""
     if not gain["queries"]:
         return f"{outcome_words(gain)} trees to hold any back and measure it by"
     change = f"MAP {gain['version_map']:.3f} to {gain['candidate_map']:.3f}".replace("0.", ".")
@@ -335,12 +335,12 @@ def runs(context: typer.Context) -> None:
     _list(context, "run", found, _about_run)
 
 
-def _about_run(told: dict[str, Any]) -> list[str]:
-    split = f"split {told['split']}" if told["split"] else ""
-    oracle = f"oracle {told['oracle']}" if told["oracle"] else "imported pairs"
+def _about_run(run: dict[str, Any]) -> list[str]:
+    split = f"split {run['split']}" if run["split"] else ""
+    oracle = f"oracle {run['oracle']}" if run["oracle"] else "imported pairs"
     return [
-        ", ".join(part for part in (told["corpus"], oracle, split) if part),
-        f"{told['trees_done']:,} of {told['trees']:,} trees, {told['positives']:,} positives",
+        ", ".join(part for part in (run["corpus"], oracle, split) if part),
+        f"{run['trees_done']:,} of {run['trees']:,} trees, {run['positives']:,} positives",
     ]
 
 
@@ -358,11 +358,11 @@ def jobs(context: typer.Context) -> None:
     _list(context, "job", found, _about_job)
 
 
-def _about_job(told: dict[str, Any]) -> list[str]:
-    sources = [f"run {run}" for run in told["runs"]] + [f"data set {name}" for name in told["data_sets"]]
-    made = [f"version {told['version']}"] if told["version"] else []
-    made += [outcome_words(told["gain"])] if told["gain"] else []
-    return [", ".join([told["corpus"], *sources]), f"{told['epochs']} epochs", *made]
+def _about_job(job: dict[str, Any]) -> list[str]:
+    sources = [f"run {run}" for run in job["runs"]] + [f"data set {name}" for name in job["data_sets"]]
+    made = [f"version {job['version']}"] if job["version"] else []
+    made += [outcome_words(job["gain"])] if job["gain"] else []
+    return [", ".join([job["corpus"], *sources]), f"{job['epochs']} epochs", *made]
 
 
 def _list(
@@ -371,10 +371,10 @@ def _list(
     """Shows what each is about in one column, a line for each part: as columns of their own they fill no terminal."""
     rows = [
         [
-            *(told[kind], told["state"], shown_time(datetime.fromisoformat(told["started_at"]))),
-            "\n".join([*about(told), *([told["error"]] if told["error"] else [])]),
+            *(row[kind], row["state"], shown_time(datetime.fromisoformat(row["started_at"]))),
+            "\n".join([*about(row), *([row["error"]] if row["error"] else [])]),
         ]
-        for told in found
+        for row in found
     ]
     shown = table([kind, "state", "started", "about"], rows, whole=(kind, "state", "started"))
     output_of(context).result({f"{kind}s": found}, shown)

@@ -98,17 +98,17 @@ def loop(
         accessible={text: one for text, one in accessible_of(dataset, split).items() if text in measured},
     )
     out = output_of(context)
-    kept = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)
+    opened = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)
     with out.on_interrupt("the same command goes on where this one was"), client(context) as connected:
-        looping = Loop(connected, plan, kept, report_dict, out.note)
+        looping = Loop(connected, plan, opened, report_dict, out.note)
         done = looping.go()
     best = looping.best
     result = {
         "corpus": corpus,
-        "ended": kept.ended,
+        "ended": opened.ended,
         "best_round": best.number,
         "version": best.version,
         "rounds": [vars(one) for one in done],
-        "journal": str(kept.path),
+        "journal": str(opened.path),
     }
-    out.result(result, rounds_table(done), f"{kept.ended}; {label} names round {best.number}, {best.version}")
+    out.result(result, rounds_table(done), f"{opened.ended}; {label} names round {best.number}, {best.version}")

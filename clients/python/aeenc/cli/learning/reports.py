@@ -24,24 +24,24 @@ FOLDED = ", folded"
 
 def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
     """Converts a report to plain values without its absent parts."""
-    told: dict[str, Any] = {
+    named: dict[str, Any] = {
         "strict": metrics_dict(report.strict),
         **({"paper": metrics_dict(report.paper)} if report.paper is not None else {}),
         **fields_of(report, "candidates", "queries", "pairs", "model_version", "generation"),
     }
     if report.rerank_versions:
-        told["rerank_versions"] = report.rerank_versions
+        named["rerank_versions"] = report.rerank_versions
     if report.parts:
-        told["parts"] = {_name(part): _part_dict(part) for part in report.parts}
+        named["parts"] = {_name(part): _part_dict(part) for part in report.parts}
     if report.hypothesis_alone is not None:
-        told["trees"] = {name: _tree_dict(getattr(report, name)) for name in ("hypothesis_alone", "gold_tree")}
+        named["trees"] = {name: _tree_dict(getattr(report, name)) for name in ("hypothesis_alone", "gold_tree")}
     if (graded := report.graded) is not None:
-        told["graded"] = {name: getattr(graded, field) for name, field in _GRADED.items()}
-        told["graded"]["recall_by_grade"] = {
+        named["graded"] = {name: getattr(graded, field) for name, field in _GRADED.items()}
+        named["graded"]["recall_by_grade"] = {
             grade_text(one.grade): {str(length): getattr(one, f"recall_at_{length}") for length in LENGTHS}
             for one in graded.recalls
         }
-    return told
+    return named
 
 
 def metrics_dict(metrics: values.RetrievalMetrics) -> dict[str, float]:
@@ -54,30 +54,30 @@ def strata_dict(strata: Iterable[Stratum]) -> dict[str, Any]:
     return {one.name: {**one.metrics.to_dict(), "queries": one.queries, "pairs": one.pairs} for one in strata}
 
 
-def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
+def report_tables(report: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
     """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees.
 
-    Unless `whole`, only MAP and Hit@10 of both protocols. Where `told` has what was measured with premises that say the
-    same made one (`folded`), its figures stand beside those without.
+    Unless `whole`, only MAP and Hit@10 of both protocols. Where `report` has what was measured with premises that say
+    the same made one (`folded`), its figures stand beside those without.
     """
-    folded: Mapping[str, Any] = told.get("folded", {})
+    folded: Mapping[str, Any] = report.get("folded", {})
     columns = {
         name + beside: measured[name]
         for name in ("strict", "paper")
-        for measured, beside in ((told, ""), (folded, FOLDED))
+        for measured, beside in ((report, ""), (folded, FOLDED))
         if name in measured
     }
     rows = [[name, *(f"{one[name]:.3f}" for one in columns.values())] for name in (METRIC_FIELDS if whole else _FEW)]
     made = [table(["metric", *columns], rows, right=len(columns))]
-    for name in told.get("by", {}):
+    for name in report.get("by", {}):
         measured = [
             (band, *(f"{one[metric]:.3f}" for metric in _SHOWN), one["queries"], one["pairs"])
-            for band, one in _beside(told["by"], folded.get("by", {}), name)
+            for band, one in _beside(report["by"], folded.get("by", {}), name)
         ]
         made.append(table([f"by {name} (strict)", *_SHOWN, "queries", "pairs"], measured, right=len(_SHOWN) + 2))
     if not whole:
         return made
-    if "parts" in told:
+    if "parts" in report:
         parts = [
             (
                 name,
@@ -85,18 +85,18 @@ def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]
                 part["queries"],
                 part["pairs"],
             )
-            for name, part in _beside(told, folded, "parts")
+            for name, part in _beside(report, folded, "parts")
         ]
         made.append(table(["part (strict)", *_SHOWN, "queries", "pairs"], parts, right=len(_SHOWN) + 2))
-    if "trees" in told:
+    if "trees" in report:
         names = ("Recall@25", "Recall@25 micro", "AllCorrect@25")
         rows = [
             [way.replace("_", " "), *(f"{level[name]:.3f}" for name in names)]
-            for way, level in _beside(told, folded, "trees")
+            for way, level in _beside(report, folded, "trees")
         ]
         made.append(table(["whole trees", *names], rows, right=len(names)))
-    if "graded" in told:
-        graded = [told["graded"], *([folded["graded"]] if folded else [])]
+    if "graded" in report:
+        graded = [report["graded"], *([folded["graded"]] if folded else [])]
         rows = [[name, *(f"{one[name]:.3f}" for one in graded)] for name in _GRADED]
         made.append(table(["by grades (strict)", "", *([FOLDED[2:]] if folded else [])], rows, right=len(graded)))
         for one, beside in zip(graded, ("", FOLDED), strict=False):
@@ -104,9 +104,9 @@ def report_tables(told: Mapping[str, Any], *, whole: bool = True) -> list[Table]
     return made
 
 
-def _beside(told: Mapping[str, Any], folded: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _beside(report: Mapping[str, Any], folded: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the rows of a table, each with its folded one behind it."""
-    for row, measured in told[name].items():
+    for row, measured in report[name].items():
         yield row, measured
         if row in folded.get(name, {}):
             yield row + FOLDED, folded[name][row]

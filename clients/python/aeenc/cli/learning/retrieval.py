@@ -131,9 +131,9 @@ def call_of(
     """Collects the options of a call but for those of `retrieval_of`; `accepted` are those of each text."""
     check_model(label, version)
     filters = {"splits": splits, "exclude": exclude, "only_ids": only_ids, "tags": tags, "accepted": accepted}
-    told = {"k": k, "label": label, "version": version, "before_id": before_id, "truncate": truncate}
-    told |= {"precision": precision, "routing_key": routing_key}
-    return {**told, **{name: chosen or () for name, chosen in filters.items()}}
+    options = {"k": k, "label": label, "version": version, "before_id": before_id, "truncate": truncate}
+    options |= {"precision": precision, "routing_key": routing_key}
+    return {**options, **{name: chosen or () for name, chosen in filters.items()}}
 
 
 def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def hypotheses_of(dataset: Source, split: str) -> list[tuple[str, str]]:
     return list(named.items())
 
 
-def work_dict(kind: str, work: values.Run | values.Job, told: dict[str, Any]) -> dict[str, Any]:
-    """Puts what is `told` of a run or a job between its id, state, error, corpus and start and the seconds it took."""
+def work_dict(kind: str, work: values.Run | values.Job, fields: dict[str, Any]) -> dict[str, Any]:
+    """Puts `fields` of a run or a job between its id, state, error, corpus and start and the seconds it took."""
     seconds = (work.ended_at - work.created_at).total_seconds() if work.ended_at else None
     started = work.created_at.isoformat(timespec="seconds")
-    own = {kind: work.id, "state": work.state.name, "error": work.error, "corpus": work.config.corpus}
-    return {**own, "started_at": started, **told, "seconds": seconds}
+    head = {kind: work.id, "state": work.state.name, "error": work.error, "corpus": work.config.corpus}
+    return {**head, "started_at": started, **fields, "seconds": seconds}
 
 
 def check_end(kind: str, result: dict[str, Any]) -> None:
@@ -50,9 +50,9 @@ def check_end(kind: str, result: dict[str, Any]) -> None:
 
 def run_dict(run: values.Run) -> dict[str, Any]:
     """Converts a run to plain values: id, state, what it explains by whom, model and generation, and counts."""
-    told = fields_of(run, "oracle=config.oracle", "split=config.split", "model_version", "generation")
+    fields = fields_of(run, "oracle=config.oracle", "split=config.split", "model_version", "generation")
     counts = ("trees", "trees_done", "nodes_judged", "nodes_failed", "judgements", "positives", "negatives", "skipped")
-    return work_dict("run", run, told | fields_of(run.progress, *counts))
+    return work_dict("run", run, fields | fields_of(run.progress, *counts))
 
 
 def follow_run(client: Client, run: values.Run, out: Output) -> values.Run:
@@ -165,8 +165,8 @@ def sample(
         raise InvalidArgument("name the corpus to retrieve from: `aeenc sample CORPUS --hypotheses FILE`")
     elif hypotheses is not None:
         columns = {"id_column": id_column, "text_column": text_column}
-        own = read_facts(path_of(hypotheses), file_format=file_format, **columns)
-        roots.extend((one.id, one.text) for one in own)
+        facts = read_facts(path_of(hypotheses), file_format=file_format, **columns)
+        roots.extend((one.id, one.text) for one in facts)
     out = output_of(context)
     with client(context) as connected:
         if dataset is not None and not corpus:
