@@ -305,10 +305,27 @@ def test_its_token_travels_to_another_host_without_tls_only_where_asked(
     assert "its token may travel to other hosts without TLS (plain_token)" in capsys.readouterr().err
 
 
-def test_half_a_certificate_stops_its_start(tmp_path: Path) -> None:
-    words = ["--port", "0", "--state-dir", str(tmp_path), "--sampler", "192.0.2.1:1"]
-    with pytest.raises(SystemExit, match="cert and key belong together"):
-        main([*words, "--cert", __file__])
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"cert": __file__}, "cert and key belong together"),
+        ({"gold": "nowhere"}, "nowhere: the directory does not exist"),
+        ({"state-dir": __file__}, r"File exists: .*test_safety\.py"),
+        ({"oidc-client-secret-file": "nowhere"}, "No such file or directory: 'nowhere'"),
+    ],
+)
+def test_files_that_cannot_be_used_stop_its_start_in_one_line(
+    tmp_path: Path, options: dict[str, str], problem: str
+) -> None:
+    given = {"port": "0", "state-dir": str(tmp_path), "sampler": "192.0.2.1:1"}
+    given |= {
+        "oidc-issuer": "https://a",
+        "oidc-client-id": "a",
+        "oidc-client-secret-file": __file__,
+        "url": "https://b",
+    }
+    with pytest.raises(SystemExit, match=f"^aeenc-workbench: .*{problem}"):
+        main([word for name, value in (given | options).items() for word in (f"--{name}", value)])
 
 
 @needs_openssl

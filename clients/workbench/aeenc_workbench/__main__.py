@@ -22,6 +22,13 @@ DRAIN_S = 5
 def main(arguments: list[str] | None = None) -> None:
     """Reads the settings, prints a link for each person, and serves until SIGTERM or Ctrl-C."""
     settings = WorkbenchSettings.from_command_line(arguments)
+    try:
+        _start(settings)
+    except (AeencError, OSError) as error:
+        sys.exit(f"aeenc-workbench: {error}")
+
+
+def _start(settings: WorkbenchSettings) -> None:
     settings = settings.of_fleet() if settings.link or settings.sign_out_everybody else settings
     links = Links(settings.folder)
     if settings.sign_out_everybody:
@@ -47,12 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _gold(folder: Path | None) -> list[Gold]:
     """The dev queries of gold trees, or none."""
-    if folder is None:
-        return []
-    try:
-        return [(query.text, query.gold) for query in Dataset.load(folder).queries("dev")]
-    except AeencError as error:
-        sys.exit(f"aeenc-workbench: --gold: {error.message}")
+    return [(query.text, query.gold) for query in Dataset.load(folder).queries("dev")] if folder else []
 
 
 class Server(uvicorn.Server):
