@@ -88,12 +88,11 @@ async def test_a_token_travels_within_this_machine_without_tls(target: str) -> N
 
 
 @pytest.mark.parametrize("target", ELSEWHERE)
-async def test_a_token_travels_to_another_host_by_tls_or_when_asked_for(target: str, tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("")
+async def test_a_token_travels_to_another_host_by_tls_or_when_asked_for(target: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=r"plain_token: is off, so no token travels to .*give ca"):
         Channel(target, token="secret")
-    for options in ({"ca": tmp_path / "ca.pem"}, {"plain_token": True}):
-        await Channel(target, token="secret", **options).close()
+    await Channel(target, token="secret", tls=True).close()
+    await Channel(target, token="secret", plain_token=True).close()
     plain = Channel(target)
     with pytest.raises(errors.InvalidArgument, match="plain_token"):
         plain.with_options(token="secret")
@@ -138,11 +137,10 @@ def test_a_malformed_address_is_refused_by_its_name(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["a", "10.0.0.1", "[::1]", "dns:///a", "a,b:1"])
-def test_by_tls_an_address_may_lack_its_port(target: str, tmp_path: Path) -> None:
+def test_by_tls_an_address_may_lack_its_port(target: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="is not an address"):
         Channel(target)
-    (tmp_path / "ca.pem").touch()
-    assert Channel(target, ca=tmp_path / "ca.pem").target == target
+    assert Channel(target, tls=True).target == target
 
 
 @pytest.mark.parametrize("target", ["50099", "localhost:", "localhost:0", "::1", "http://localhost", "ipv4:10.0.0.1"])
@@ -165,6 +163,11 @@ async def test_a_dns_name_stands_for_all_its_addresses(names: dict[str, list[str
     assert await resolve("encoders.test:50051,b:1") == [Address("encoders.test:50051"), Address("b:1")]
     await raises(errors.Unavailable, resolve("dns:///unknown.test:1"), "'unknown.test' cannot be resolved")
     await raises(errors.InvalidArgument, resolve("dns:///encoders.test"), "dns:///name:port")
+
+
+async def test_a_name_that_the_lookup_itself_refuses_is_named() -> None:
+    for host in ("a..b", "a" * 64):
+        await raises(errors.Unavailable, resolve(f"dns:///{host}:1"), f"'{host}' cannot be resolved (no such name)")
 
 
 async def test_single_calls_go_round_the_list_and_pass_over_who_is_away(encoders: list[RunningEncoder]) -> None:

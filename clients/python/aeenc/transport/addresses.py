@@ -114,10 +114,9 @@ async def _look_up(host: str, port: int) -> list[Address]:
     try:
         async with asyncio.timeout(LOOKUP_S):
             rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(
-            f"{host!r} cannot be resolved ({error.strerror or 'no answer in time'}); is the name right?"
-        ) from None
+    except (OSError, UnicodeError) as error:  # the latter for a part without letters, or with more than 63
+        reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", "no such name")
+        raise Unavailable(f"{host!r} cannot be resolved ({reason}); is the name right?") from None
     return [
         Address(f"ipv6:[{ip}]:{port}" if family == socket.AF_INET6 else f"ipv4:{ip}:{port}", host)
         for family, *_, (ip, *_) in rows
