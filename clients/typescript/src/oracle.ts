@@ -5,7 +5,7 @@
 
 import { createHash, timingSafeEqual } from "node:crypto";
 import { createSecureServer, createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
-import { BlockList, isIP, type AddressInfo } from "node:net";
+import type { AddressInfo } from "node:net";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { pairOf } from "./channel.js";
@@ -16,7 +16,7 @@ import {
 } from "./gen/aeenc/v1/oracle_pb.js";
 import { type RankedPremise } from "./gen/aeenc/v1/types_pb.js";
 import { ErrorInfoSchema } from "./gen/google/rpc/error_details_pb.js";
-import { bare } from "./targets.js";
+import { bare, isLocal } from "./targets.js";
 
 /** `refuses` makes a hard negative; `abstains` and `unseen` never make one. */
 export type Judgement = "explains" | "refuses" | "abstains" | "unseen";
@@ -128,7 +128,7 @@ export async function serveOracle(oracle: Oracle, options: OracleOptions = {}): 
   const colon = address.lastIndexOf(":");
   const host = address.slice(0, colon).replace(/^\[|\]$/g, "");
   if (!/^.*:\d{1,5}$/.test(address) || Number(address.slice(colon + 1)) > 65535) refuse("address", address, "give host:port");
-  if (!token && !options.allowInsecure && !isLoopback(host)) {
+  if (!token && !options.allowInsecure && !isLocal(address)) {
     throw new AeencError(
       "INVALID_ARGUMENT",
       `${address} is reachable from other machines; give a token, or allowInsecure: true if you mean it`,
@@ -276,12 +276,4 @@ function short(value: unknown): string {
 
 function digest(text: string): Buffer {
   return createHash("sha256").update(text).digest();
-}
-
-const LOOPBACK = new BlockList();
-LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
-LOOPBACK.addAddress("::1", "ipv6");
-
-function isLoopback(host: string): boolean {
-  return host === "localhost" || (isIP(host) > 0 && LOOPBACK.check(host, isIP(host) === 6 ? "ipv6" : "ipv4"));
 }

@@ -104,7 +104,7 @@ function variable(name: string): string | undefined {
 /** Whether what is sent to an address stays on this machine. */
 export function isLocal(target: string): boolean {
   const host = target.replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
-  return target.startsWith("unix:") || /^(localhost|127(\.\d{1,3}){3}|::1)$/i.test(host);
+  return /^(localhost|127(\.\d{1,3}){3}|::1)$/i.test(host);
 }
 
 /** Refuses addresses of other hosts: a file of the working directory must send credentials to nobody else. */
