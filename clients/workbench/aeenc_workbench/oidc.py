@@ -29,7 +29,6 @@ ATTEMPT_S = 600
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 TIMEOUT_S = 10.0
 ALGORITHMS = ["RS256", "ES256", "PS256", "EdDSA"]
-REASON = "OIDC"  # of the error that tells the page to offer this way in
 
 
 @dataclass(frozen=True)

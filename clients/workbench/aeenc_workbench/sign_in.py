@@ -209,13 +209,14 @@ def sign_in(request: Request, person: Person, *, lasts_s: int = SESSION_S) -> No
     """Begins a session."""
     request.app.state.sessions.members.let_in(person)
     request.session.clear()
-    made: dict[str, Any] = {
-        "id": secrets.token_hex(16),
-        "csrf": secrets.token_urlsafe(24),
-        "until": int(time.time()) + lasts_s,
-    }
-    made["since"] = time.time()
-    request.session.update({"name": person.name, "role": person.role, **made})
+    request.session.update(
+        name=person.name,
+        role=person.role,
+        id=secrets.token_hex(16),
+        csrf=secrets.token_urlsafe(24),
+        until=int(time.time()) + lasts_s,
+        since=time.time(),
+    )
 
 
 def person_of(request: Request) -> Person:
@@ -225,12 +226,10 @@ def person_of(request: Request) -> Person:
     """
     session, state = request.session, request.app.state
     if "id" not in session or not state.sessions.lives(session):
-        way = (
-            "sign in by your organisation"
-            if state.oidc
-            else "open the link that `aeenc up` or `aeenc workbench` has printed"
-        )
-        raise Unauthenticated(f"nobody is signed in; {way}", reason="OIDC" if state.oidc else "")
+        remedy, reason = "open the link that `aeenc up` or `aeenc workbench` has printed", ""
+        if state.oidc:
+            remedy, reason = "sign in by your organisation", "OIDC"  # for which the page offers this way in
+        raise Unauthenticated(f"nobody is signed in; {remedy}", reason=reason)
     sent = request.headers.get(CSRF_HEADER, "")
     if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent.encode(), session["csrf"].encode()):
         raise PermissionDenied(f"the header {CSRF_HEADER} is missing or wrong; reload the page", reason="CSRF")
