@@ -45,6 +45,7 @@ from aeenc.evaluation import (
 )
 from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT
+from benchmarks.seeds.page import keep_table
 from benchmarks.tables.drawing import keep
 from services.trainer.models.word_vectors import WordVectors, write_base_model
 
@@ -54,6 +55,7 @@ NUMBERS = (10, 20, 30, 40, 50)  # of prototypes
 PAPER_NUMBER = 30
 MODELS = ("words", "bigru", "minilm")
 RATES = {"bigru": 1e-3, "minilm": 2e-5}
+COLUMNS = ("system", "cosine: MAP", "cosine: MRR", "analogy: MAP", "analogy: MRR", "MAP by p")
 PAPER = {  # Table 1, on WikiQA: MAP, MRR
     "GloVe": (0.4640, 0.4750),
     "Word2Vec": (0.4329, 0.453),
@@ -124,15 +126,13 @@ class Selection:
         return list(dict.fromkeys(questions)), list(dict.fromkeys([*self.candidates(), *(text for _, text in pairs)]))
 
 
-def latent(selections: Sequence[Selection], path: Path) -> Path:
-    """Writes word vectors from the training texts alone: the singular vectors of their TF-IDF."""
+def latent(texts: Sequence[str], path: Path) -> Path:
+    """Writes word vectors from texts alone: the singular vectors of their TF-IDF."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    questions = [one for selection in selections for one in selection.training]
-    texts = list(dict.fromkeys(text for one in questions for text in (one.text, *one.answers)))
     vectorizer = TfidfVectorizer(token_pattern=WORD.pattern)
-    counts = vectorizer.fit_transform(texts)
+    counts = vectorizer.fit_transform(dict.fromkeys(texts))
     reduced = TruncatedSVD(min(LATENT, *(size - 1 for size in counts.shape)), random_state=0).fit(counts)
     rows = zip(vectorizer.get_feature_names_out(), reduced.components_.T, strict=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,20 +254,16 @@ def _mean(found: Sequence[SelectionMetrics]) -> SelectionMetrics:
 
 def report(selection: Selection, split: str, lines: Sequence[Line], home: Path) -> None:
     """Prints the table beside the paper's, and draws the picture over the number of prototypes."""
-    first = next(iter(lines))
-    print(f"\n{selection.path}, {split}: {len(selection.asked)} questions, prototypes of {selection.training_split}")
-    print(f"{'system':<24} {'cosine: MAP':>12} {'MRR':>7} {'analogy: MAP':>13} {'MRR':>7}   MAP by p")
+    rows: list[list[str | float]] = []
     for line in lines:
-        by_number = ", ".join(f"{number}: {found.map:.4f}" for number, found in line.analogies.items())
-        print(
-            f"{line.system:<24} {line.cosine.map:12.4f} {line.cosine.mrr:7.4f} {line.papers.map:13.4f} "
-            f"{line.papers.mrr:7.4f}   {by_number}"
-        )
-    for name, (mean, reciprocal) in PAPER.items():
-        print(f"{'paper: ' + name:<24} {'':12} {'':7} {mean:13.4f} {reciprocal:7.4f}   WikiQA")
+        numbers = ", ".join(f"{number}: {found.map:.4f}" for number, found in line.analogies.items())
+        rows.append([line.system, line.cosine.map, line.cosine.mrr, line.papers.map, line.papers.mrr, numbers])
+    rows += [[f"paper: {name}", "", "", mean, reciprocal, "WikiQA"] for name, (mean, reciprocal) in PAPER.items()]
+    about = f"{split}: {len(selection.asked)} questions, prototypes of {selection.training_split}."
+    keep_table("analogy", selection.path, about, COLUMNS, rows)
     path = home / f"prototypes-{selection.name}-{split}.png"
     draw(lines, path)
-    print(f"MAP and MRR by p ({', '.join(map(str, first.analogies))}): {path}")
+    print(f"MAP and MRR by p ({', '.join(map(str, selection.numbers))}): {path}")
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
@@ -308,7 +304,9 @@ def main() -> None:
     os.environ["AEENC_TRAINER_DATA_SETS"] = json.dumps({one.name: f"analogy:{one.path}" for one in selections})
     os.environ["AEENC_TRAINER_INT8"] = "false"  # measured in float32
     home = HOME / given.data.resolve().name
-    vectors = WordVectors.read(given.vectors or latent(selections, home / "latent.vec"))
+    questions = [one for selection in selections for one in selection.training]
+    texts = [text for one in questions for text in (one.text, *one.answers)]
+    vectors = WordVectors.read(given.vectors or latent(texts, home / "latent.vec"))
     lines: dict[str, list[Line]] = {one.name: [] for one in selections}
 
     def add(system: str, selection: Selection, encoders: Callable[[int, int], Encode], seeds: int = 1) -> None:

@@ -2,11 +2,12 @@
 
     make nli DATA=../shared/data/snli           DIR/train.jsonl, or else dev.jsonl, trains; DIR/test.jsonl is asked
     make nli DATA=… ARGS='--sts sts-test.tsv'   also Spearman's rho of cosines with people's scores
+    make nli DATA=… ARGS='--base bigru'         from a BiGRU over word vectors of the training texts
 
 Lines as the trainer's kind `nli` takes them. Siamese, through the RPCs of its own fleet; what was trained once on these
 files with these settings is found again. The candidates are the distinct hypotheses of the test split, the queries its
 premises that entail one. The default base model, all-MiniLM-L6-v2, has seen AllNLI, which confounds the order of the
-rows: name another by `--base`.
+rows; the BiGRU has seen nothing. `--base` also takes a directory or hub id. docs/results/seeds.md keeps the table.
 
 A file for `--sts` has lines `{"sentence1", "sentence2", "score"}`, or of tabs with these names in its first line, as
 the STS benchmark is often laid out. Further fields are passed over.
@@ -19,7 +20,6 @@ import csv
 import json
 import math
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,15 @@ import aeenc
 from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.files.lines import text_lines
-from benchmarks.harness.kept_fleet import ended_job, kept_fleet
-from benchmarks.harness.rows import ROOT, Rows
+from benchmarks.harness.kept_fleet import BASE_MODEL, ended_job, kept_fleet
+from benchmarks.harness.rows import ROOT
+from benchmarks.seeds.analogy import RATES, latent, recurrent
+from benchmarks.seeds.page import keep_table
+from benchmarks.tables.table_text import shown
 from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.models.base_model import DEFAULT_NAME
+from services.trainer.models.word_vectors import WordVectors
 
 HOME = ROOT / ".aeenc" / "bench" / "nli"
 TEXT_BYTES = 16 * 1024
@@ -119,9 +124,15 @@ class Measured:
     """A running fleet with the corpus of the test split's hypotheses."""
 
     def __init__(
-        self, client: aeenc.Client, gold: Mapping[str, list[str]], items: int, similar: Sequence[ScoredPair]
+        self,
+        client: aeenc.Client,
+        gold: Mapping[str, list[str]],
+        items: int,
+        similar: Sequence[ScoredPair],
+        rate: float,
     ) -> None:
         self._client, self._gold, self._items, self._similar = client, list(gold.items()), items, similar
+        self._rate = rate  # 0: that of the loss
 
     def quality(self, version: str | None = None, generation: str = "") -> Quality:
         """Strict MAP of a version over a generation, and its rho; by default of what serves."""
@@ -146,6 +157,7 @@ class Measured:
             items_per_epoch=self._items,
             seed=seed,
             idempotency_key=f"{name}-{seed}-{epochs}-{self._items}",
+            learning_rate=self._rate,
             **LOSSES[name],
         )
         tandem = self._client.trainer.get_checkpoint(ended.version).tandem
@@ -155,17 +167,12 @@ class Measured:
         return self.quality(ended.version, tandem.generation)
 
 
-def note(rows: Rows, name: str, found: Sequence[float], before: float) -> None:
-    """Adds the mean of the seeds, with their standard deviation."""
-    spread = statistics.stdev(found) if len(found) > 1 else 0.0
-    rows.note(f"{name}, mean of {len(found)} seeds (± {spread:.4f})", statistics.mean(found), "", before)
-
-
 def main() -> None:
     """Runs the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--base", default="", help="a base model: a directory or hub id")
+    base = os.environ.get(BASE_MODEL) or DEFAULT_NAME
+    parser.add_argument("--base", default=base, help="a base model: a directory, hub id, or bigru")
     parser.add_argument("--only", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=1)
@@ -180,21 +187,30 @@ def main() -> None:
     pairs = inferences(test)
     texts = list(dict.fromkeys(pair.premise for pair in pairs))
     os.environ["AEENC_TRAINER_DATA_SETS"] = json.dumps({"nli": f"nli:{training.resolve()}"})
-    if given.base:
-        os.environ["AEENC_TRAINER_BASE_MODEL"] = given.base
-    rows = Rows("nli")
+    name, rate = Path(given.base).name, RATES.get(given.base, 0.0)
+    if given.base == "bigru":
+        words = [text for pair in inferences(training) for text in (pair.query, pair.premise)]
+        given.base = str(recurrent(WordVectors.read(latent(words, HOME / "latent.vec")), HOME))
+    if given.base != DEFAULT_NAME:
+        os.environ[BASE_MODEL] = given.base
+    rows: list[list[str]] = []
+
+    def add(system: str, found: Sequence[Quality]) -> None:
+        correlations = [one.rho for one in found if one.rho is not None]
+        rows.append([system, shown([one.map for one in found]), *([shown(correlations)] if similar else [])])
+        print(" ".join(rows[-1]), flush=True)
+
     with kept_fleet(HOME / given.data.resolve().name, training, test) as client:
         if CORPUS not in {found.corpus for found in client.index.list_corpora()}:
             client.index.build(CORPUS, [values.Premise(id=f"h{n}", text=text) for n, text in enumerate(texts)])
-        measured = Measured(client, entailed(pairs), given.items, similar)
-        before = measured.quality()
-        rows.note("untrained: MAP", before.map, "", before.rho)
-        for name in given.only:
-            found = [measured.trained(name, seed, given.epochs) for seed in range(given.seeds)]
-            note(rows, f"{name}: MAP", [one.map for one in found], before.map)
-            if before.rho is not None:
-                note(rows, f"{name}: Spearman", [one.rho for one in found], before.rho)
-    rows.finish()
+        measured = Measured(client, entailed(pairs), given.items, similar, rate)
+        add("untrained", [measured.quality()])
+        for loss in given.only:
+            add(loss, [measured.trained(loss, seed, given.epochs) for seed in range(given.seeds)])
+    how = f"{given.items or 'all'} pairs of {training.name}, epochs: {given.epochs}, seeds: {given.seeds}"
+    about = f"{name}, trained on {how}. Strict MAP over the {len(texts):,} distinct hypotheses of {test.name}."
+    columns = ["system", "MAP", *(["Spearman"] if similar else [])]
+    keep_table("nli", given.data, about, columns, rows, name)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Graded re-ranking as in TextGraphs-15, beside the paper's figures. `make textgraphs DATA=dir`.
 
-    TF-IDF ─┐
-    I-BM25 ─┴─► first 200 ─► regression cross-encoders, one for each seed ─► the sum of their ranks
-                (its oracle NDCG bounds them)
+    TF-IDF, BM25, I-BM25 tuned on train
+    I-BM25 ──► first 200 ─► regression cross-encoders, one for each seed ─► the sum of their ranks
+               (its oracle NDCG bounds them)
 
 Everything runs on a fleet of its own, through the RPCs; jobs have idempotency keys, so that what was trained once on
-these files with these settings is found again. `--only words` trains nothing. The paper's figures (Kalyan et al. 2021)
+these files with these settings is found again. `--only words` trains nothing; `--weights` adds an ensemble with I-BM25
+itself, by the weighted sum of ranks. docs/results/seeds.md keeps the table. The paper's figures (Kalyan et al. 2021)
 are NDCG on dev by the shared task's measure (Thayaparan et al. 2021), as are the first two columns: gain 2^r - 1, and a
 rated fact that a list lacks stands at rank 10^6. Each system's list is written as `predict.txt` for the task's scorer.
 """
@@ -17,7 +18,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,6 @@ from aeenc.evaluation import (
     RatedDataset,
     Source,
     average_precision,
-    fuse,
     gold_of,
     graded_metrics_of,
     load_data,
@@ -41,17 +41,22 @@ from aeenc.evaluation import (
 )
 from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT
+from benchmarks.seeds.page import keep_table
 from benchmarks.tables.drawing import keep
+from services.index.lexical.bm25 import LexicalIndex, best
+from services.index.values import STANDARD_WORDS, LexicalSettings
+from services.tuning.words import measured_on, tune
 
 HOME = ROOT / ".aeenc" / "bench" / "textgraphs"
 LENGTH = 200
 TEXTS = 16  # a call
 RELEVANT = 0.5  # between the targets of a binary cross-encoder
 PICTURE_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)
-PAPER_HEADING = "paper (dev; as TextGraphs)"
+COLUMNS = ("system", "TextGraphs", "oracle", "NDCG", "NDCG exp", "MAP", "paper (dev; as TextGraphs)")
 PAPER = {
     "TF-IDF": ".5130",
-    "I-BM25": ".6669 (base), .6785 (tuned)",
+    "I-BM25 tuned": ".6785",
+    "I-BM25": ".6669",
     "cross-encoder": ".7353 DistilBERT, .7541 SciBERT, .7679 BERT",
     "ensemble": ".7801 four BERT, .7836 with SciBERT",
 }
@@ -104,6 +109,16 @@ class Ladder:
             found[query] = [texts[n] for n in order[:LENGTH]]
         return found
 
+    def by_words(self, settings: LexicalSettings, *, iterative: bool) -> Orders:
+        """The first 200 by BM25 or iterative BM25 with such settings, of which a fleet has but one."""
+        texts = np.array([candidate.text for candidate in self.dataset.candidates()])
+        index, found = LexicalIndex.of(texts.tolist(), settings), {}
+        for query in self.gold:
+            terms, others = index.terms(query), texts != query
+            hits = index.iterate(terms, LENGTH, others) if iterative else best(index.scores(terms), LENGTH, others)
+            found[query] = texts[hits.ordinals].tolist()
+        return found
+
     @property
     def graded(self) -> bool:
         """Whether people rated the premises, and did not only accept or refuse them."""
@@ -147,13 +162,17 @@ def two_stages(relevant: Mapping[str, Mapping[str, float]], rated: Mapping[str, 
     return found
 
 
-def fused(systems: Sequence[Orders]) -> Orders:
-    """Orders each query's premises by the sum of their ranks."""
-    runs = [
-        {query: {text: rank for rank, text in enumerate(order, start=1)} for query, order in system.items()}
-        for system in systems
-    ]
-    return {query: [text for text, _ in ranked] for query, ranked in fuse(runs).items()}
+def fused(systems: Sequence[Orders], weights: Sequence[float]) -> Orders:
+    """Orders each query's premises by the weighted sum of their ranks; one that a list lacks stands behind its last."""
+    found: Orders = {}
+    for query in systems[0]:
+        ranks = [{text: rank for rank, text in enumerate(system[query], start=1)} for system in systems]
+        sums: dict[str, float] = dict.fromkeys((text for own in ranks for text in own), 0.0)
+        for own, weight in zip(ranks, weights, strict=True):
+            for text in sums:
+                sums[text] += weight * own.get(text, len(own) + 1)
+        found[query] = sorted(sums, key=sums.__getitem__)
+    return found
 
 
 def variants(running: Ladder, epochs: int, version: str) -> dict[str, Orders]:
@@ -250,30 +269,43 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="cross-encoders of the ensemble")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", choices=["words", "all"], default="all")
+    parser.add_argument("--trials", type=int, default=60, help="settings of I-BM25 to try on 500 queries of train")
+    parser.add_argument("--weights", type=float, nargs="+", help="of I-BM25, then of each cross-encoder")
     parser.add_argument("--variants", action="store_true", help="also other negatives, and two stages on ratings")
     given = parser.parse_args()
+    if given.weights and len(given.weights) != given.seeds + 1:
+        raise SystemExit(f"--weights needs {given.seeds + 1}, of I-BM25 and {given.seeds} cross-encoders")
+    tuned = tune(measured_on(given.data, TRAINING_SPLIT, "iterative", 500, 0), trials=given.trials, seed=0)
     with ladder(given.data, given.split, most=given.queries) as running:
         first = running.retrieved()
-        systems = {"TF-IDF": running.tf_idf(), "I-BM25": first}
+        systems = {
+            "TF-IDF": running.tf_idf(),
+            "BM25": running.by_words(STANDARD_WORDS, iterative=False),
+            "I-BM25": first,
+            "I-BM25 tuned": running.by_words(tuned.settings, iterative=True),
+        }
         if given.only == "all":
             versions = [running.train(seed, epochs=given.epochs) for seed in range(given.seeds)]
             running.serve(versions)
-            systems |= {f"cross-encoder {n}": running.retrieved(by=[one]) for n, one in enumerate(versions)}
-            systems[f"ensemble of {len(versions)}"] = running.retrieved(by=versions)
+            single = {f"cross-encoder {n}": running.retrieved(by=[one]) for n, one in enumerate(versions)}
+            systems |= {**single, f"ensemble of {len(versions)}": running.retrieved(by=versions)}
+            if given.weights:
+                shares = " + ".join(f"{one:g}" for one in given.weights)
+                systems[f"weighted ensemble, {shares}"] = fused([first, *single.values()], given.weights)
             if given.variants:
                 systems |= variants(running, given.epochs, versions[0])
         dataset, gold = running.dataset, running.gold
-    print(f"\n{given.data}, {given.split}: {len(gold)} queries, the first {LENGTH} premises")
-    print(f"{'system':<32} {'TextGraphs':>10} {'oracle':>7} {'NDCG':>7} {'NDCG exp':>9} {'MAP':>7}  {PAPER_HEADING}")
     written = HOME / f"predictions-{given.data.resolve().name}-{given.split}"
+    rows: list[list[str | float]] = []
     for name, order in systems.items():
         told, precisions = graded_quality(order, gold), average_precisions(order, gold)
+        figures = [told.ndcg_textgraphs, told.oracle_ndcg_textgraphs, told.ndcg_linear, told.ndcg_exponential]
         paper = next((figures for start, figures in PAPER.items() if name.startswith(start)), "")
-        print(
-            f"{name:<32} {told.ndcg_textgraphs:10.4f} {told.oracle_ndcg_textgraphs:7.4f} {told.ndcg_linear:7.4f} "
-            f"{told.ndcg_exponential:9.4f} {np.mean(precisions):7.4f}  {paper}"
-        )
+        rows.append([name, *figures, float(np.mean(precisions)), paper])
         write_predictions(order, dataset, given.split, written / name / "predict.txt")
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(tuned.settings).items())
+    asked = f"{given.split}: {len(gold)} queries, the first {LENGTH} premises"
+    keep_table("textgraphs", given.data, f"{asked}. I-BM25 tuned on {TRAINING_SPLIT}: {settings}.", COLUMNS, rows)
     print(f"for the task's scorer: {written}/SYSTEM/predict.txt")
     path = HOME / f"recall-{given.data.resolve().name}-{given.split}.png"
     draw_recall(first, gold, path)

@@ -51,7 +51,9 @@ def test_averaged_words_rank_by_cosine_and_by_analogy(tmp_path: Path):
 
 
 def test_word_vectors_of_the_training_texts_make_one_base_model(tmp_path: Path):
-    vectors = WordVectors.read(latent(selections_of(SAMPLE, "test", NUMBERS), tmp_path / "latent.vec"))
+    questions = [one for selection in selections_of(SAMPLE, "test", NUMBERS) for one in selection.training]
+    texts = [text for one in questions for text in (one.text, *one.answers)]
+    vectors = WordVectors.read(latent(texts, tmp_path / "latent.vec"))
     assert vectors.lowercase
     assert {"village", "who"} <= {*vectors.words}
     base = recurrent(vectors, tmp_path)

@@ -31,4 +31,4 @@ def test_similarity_is_measured_by_what_serves_and_by_a_version_of_any_space(ver
         evaluate=lambda *_, **__: report, get_checkpoint=lambda name: SimpleNamespace(space_id=SPACES[name])
     )
     client = SimpleNamespace(trainer=trainer, encoder=Encoder())
-    assert Measured(client, {"a": ["b"]}, 0, SIMILAR).quality(version) == (0.5, pytest.approx(1.0))
+    assert Measured(client, {"a": ["b"]}, 0, SIMILAR, 0.0).quality(version) == (0.5, pytest.approx(1.0))
