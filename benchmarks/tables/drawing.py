@@ -55,34 +55,18 @@ def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path
     keep(figure, path, rect=(0, 0, 1, 1 - 0.35 / (1.4 + 0.32 * len(rows))))
 
 
-def draw_distributions(
-    systems: Mapping[str, Mapping[str, Mapping[str, NDArray[np.float64]]]], measures: Sequence[str], path: Path
-) -> None:
-    """By system (column) and measure (line), the distributions of TP, FN, FP; `systems[name][measure][kind]` (n,)."""
-    figure, axes = plt.subplots(
-        len(measures), len(systems), figsize=(3.6 * len(systems), 2.8 * len(measures)), sharex="row", squeeze=False
-    )
-    for column, (name, by_measure) in enumerate(systems.items()):
-        for line, measure in enumerate(measures):
-            axis, bins = axes[line][column], np.linspace(0, 1, 41)
-            for kind, values in by_measure[measure].items():
-                label = f"{kind} ({len(values):,})"
-                axis.hist(
-                    values.clip(0, 1),
-                    bins,
-                    density=True,
-                    histtype="stepfilled",
-                    alpha=0.4,
-                    color=KINDS[kind],
-                    label=label,
-                )
-                axis.axvline(float(values.mean()), color=KINDS[kind], linestyle="--", linewidth=1)
-            axis.set_xlabel(measure)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.legend(frameon=False, fontsize=7)
-        axes[0][column].set_title(name, fontsize=10)
-    for line in axes:
-        line[0].set_ylabel("density")
+def draw_distributions(panels: Mapping[str, Mapping[str, NDArray[np.float64]]], path: Path) -> None:
+    """A panel for each measure, with the distributions of TP, FN and FP; `panels[measure][kind]` (n,)."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.2), squeeze=False)
+    for axis, (measure, by_kind) in zip(axes[0], panels.items(), strict=True):
+        for kind, values in by_kind.items():
+            drawn = {"alpha": 0.4, "color": KINDS[kind], "label": f"{kind} ({len(values):,})"}
+            axis.hist(values.clip(0, 1), np.linspace(0, 1, 41), density=True, histtype="stepfilled", **drawn)
+            axis.axvline(float(values.mean()), color=KINDS[kind], linestyle="--", linewidth=1)
+        axis.set_xlabel(measure)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=7)
+    axes[0][0].set_ylabel("density")
     keep(figure, path)
 
 

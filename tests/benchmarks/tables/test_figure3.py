@@ -162,6 +162,21 @@ def test_the_best_trained_round_is_measured_even_where_the_loop_began_better_and
     )
 
 
+def test_the_overlap_that_all_encoders_share_is_drawn_once(results, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(sys, "argv", ["figure3"])
+    monkeypatch.setattr(figure3, "pairs_of", lambda *_: PAIRS)
+    monkeypatch.setattr(figure3, "version_of", lambda _, name, fields, seed: name)
+    monkeypatch.setattr(figure3, "SYSTEMS", {name: figure3.SYSTEMS[name] for name in ("tuned on gold", "ours")})
+    monkeypatch.setitem(figure3.SYSTEMS, "untrained", lambda _: figure3.Encoder("q0"))
+    monkeypatch.setattr(figure3, "cosines", lambda *_: {kind: np.array([0.5]) for kind in PAIRS})
+    monkeypatch.setattr(figure3, "draw_distributions", lambda panels, _: drawn.update(panels))
+    figure3.main()
+    assert list(drawn) == ["token overlap", "cosine, untrained", "cosine, tuned on gold", "cosine, ours"]
+    systems = json.loads((results / "figure3-dev.json").read_bytes())["systems"]
+    assert [one["version"] for one in systems.values()] == ["q0", "tml-single", "ours"]
+
+
 def test_a_table_without_rows_is_drawn_empty(tmp_path):
     drawing.draw_table1([], "dev", "nobody", tmp_path / "table.png")
     assert (tmp_path / "table.png").stat().st_size
