@@ -115,7 +115,7 @@ class CheckpointRegistry:
         return CheckpointRow.of_json(data) if data else None
 
     async def all(self, *, readable: bool = False) -> list[CheckpointRow]:
-        """Lists all checkpoints, newest first; `readable`: without those of a newer release, which the log names."""
+        """Lists all checkpoints, newest first; `readable` as in `read_all`."""
         versions = await self._redis.zrevrange(self._key("checkpoints"), 0, -1)
         if not versions:
             return []

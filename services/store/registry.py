@@ -24,7 +24,7 @@ from aeenc import errors
 from services.kit.concurrency import Turns, finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
-from services.store.formats import NewerFormat, check_format
+from services.store.formats import UNREADABLE, check_format
 from services.store.redis import MAX_BLOCK_S, Script, raising_unavailable
 from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
@@ -70,7 +70,7 @@ local function done(revision)
 end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 'version') == 1 then return {1, 0, ''} end
 for key, name in pairs({[KEYS[1]] = ARGV[5], [KEYS[4]] = 'previous'}) do
-  local found = tonumber(redis.call('HGET', key, 'format_version') or 0)
+  local found = tonumber(redis.call('HGET', key, 'format_version') or 0) or 0
   if found > 1 then return {-1, found, name} end
 end
 for version in string.gmatch(ARGV[1], '[^+]+') do
@@ -99,7 +99,7 @@ return done(move(KEYS[1], ARGV[5], ARGV[1], share, redis.call('GET', KEYS[5]) or
 # ARGV: space, name, keep, seconds, expected revision or -1, request or '', seconds
 _DELETE = """
 local revision = redis.call('HGET', KEYS[1], 'revision')
-local format = tonumber(redis.call('HGET', KEYS[1], 'format_version') or 0)
+local format = tonumber(redis.call('HGET', KEYS[1], 'format_version') or 0) or 0
 if format > 1 then return -format end
 if tonumber(ARGV[5]) >= 0 and tonumber(revision or 0) ~= tonumber(ARGV[5]) then return tostring(revision or 0) end
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
@@ -223,21 +223,21 @@ class Registry:
         return LabelRow.of_hash(row) if row else None
 
     async def labels(
-        self, space_id: str | None = None, *, readable: bool = False, newer: dict[tuple[str, str], str] | None = None
+        self, space_id: str | None = None, *, readable: bool = False, unread: dict[tuple[str, str], str] | None = None
     ) -> list[LabelRow]:
         """Lists all labels, or those of one space, by space and name; `readable` as in `CheckpointRegistry.all`.
 
-        `newer` gets the labels of a newer release, which are then left out: why they are refused, by space and name.
+        `unread` gets the labels left out so: why they are refused, by space and name.
         """
 
         def read(found: tuple[str, dict[str, str]]) -> LabelRow:
             member, row = found
             try:
                 return LabelRow.of_hash(row)
-            except NewerFormat as error:
-                if newer is not None:
+            except UNREADABLE as error:
+                if unread is not None:
                     space, name = member.split(" ", 1)
-                    newer[space, name] = error.message
+                    unread[space, name] = error.message
                 raise
 
         members = sorted(await self._redis.smembers(self._keys.labels))
@@ -245,7 +245,7 @@ class Registry:
         for member in members:
             pipe.hgetall(self._label_key(*member.split(" ", 1)))
         found = [one for one in zip(members, await pipe.execute(), strict=True) if one[1]]
-        rows = read_all(read, found, readable=readable or newer is not None)
+        rows = read_all(read, found, readable=readable or unread is not None)
         return [row for row in rows if space_id is None or row.space_id == space_id]
 
     async def delete_label(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.formats import NewerFormat, check_format, damage_is_data_loss, known_fields, unknown_fields
+from services.store.formats import UNREADABLE, check_format, damage_is_data_loss, known_fields, unknown_fields
 
 log = get(__name__)
 T = TypeVar("T")
@@ -116,12 +116,12 @@ class RolloutRow:
 
 
 def read_all(read: Callable[[Any], T], rows: Iterable[Any], *, readable: bool) -> list[T]:
-    """Reads the rows that there are; `readable`: without those of a newer release, which the log names."""
+    """Reads the rows that there are; `readable`: without those that cannot be read, which the log names."""
     found = []
     for row in filter(None, rows):
         try:
             found.append(read(row))
-        except NewerFormat as error:
+        except UNREADABLE as error:
             if not readable:
                 raise
             log.warning("left out of a list", reason=error.message)
@@ -134,7 +134,7 @@ def rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
     if data:
         try:
             return RolloutRow.of_json(data)
-        except (NewerFormat, errors.DataLoss) as error:
+        except UNREADABLE as error:
             reason = error.message
     return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,23 @@ async def test_a_row_that_cannot_be_read_is_data_loss_and_can_be_written_again(
         await registry.checkpoints.get("q1")
     await registry.checkpoints.add(row("q1"))
     assert await registry.checkpoints.get("q1") == row("q1")
+
+
+async def test_a_damaged_label_hides_no_others_and_can_be_set_again_and_deleted(
+    registry: Registry, stored: Stored
+) -> None:
+    for name in ("canary", "trial"):
+        await registry.set_label(SPACE, name, "q1")
+    damage = partial(stored.change_hash, f"label:{SPACE}:trial", "format_version", "x")
+    await damage()
+    unread: dict[tuple[str, str], str] = {}
+    assert [row.name for row in await registry.labels(unread=unread)] == ["canary"]
+    assert "has no format_version" in unread[SPACE, "trial"]
+    await registry.set_label(SPACE, "trial", "q2")
+    assert [row.version for row in await registry.labels()] == ["q1", "q2"]
+    await damage()
+    await registry.delete_label(SPACE, "trial")
+    assert [row.name for row in await registry.labels()] == ["canary"]
 
 
 async def test_a_label_set_anew_after_its_deletion_is_newer_than_all_before(registry: Registry) -> None:

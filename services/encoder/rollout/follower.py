@@ -83,7 +83,7 @@ class Follower:
         self._preferred = ""  # the space to make the default one, once its `stable` is served
         self._stable: LabelRow | None = None  # as read last
         self._elsewhere: list[str] = []  # the other spaces with a `stable`
-        self._newer: dict[LabelKey, str] = {}  # labels of a newer release, which stay as they are here, and why
+        self._unread: dict[LabelKey, str] = {}  # labels that stay as they are here, and why
         self._behind = ""  # why the labels are not followed, or not all of them
 
     async def start(self) -> None:
@@ -165,7 +165,7 @@ class Follower:
         if dropped := self._versions.drop_unnamed():
             self._spawn(self._loader.release(dropped))
         await self._state_file.save(self._versions)
-        self._behind = next((f"{why}; the other labels are followed" for why in self._newer.values()), "")
+        self._behind = next((f"{why}; the other labels are followed" for why in self._unread.values()), "")
         self._elsewhere = [space for space, name in named if space in others and name == STABLE]
         self.show_readiness()
 
@@ -179,7 +179,7 @@ class Follower:
             self._tried.clear()
         while True:
             named = await self._apply_loaded()  # also what labels have moved to during the loads
-            if (why := self._newer.get((preferred, STABLE))) and not self._versions.complete:
+            if (why := self._unread.get((preferred, STABLE))) and not self._versions.complete:
                 raise NewerFormat(why)
             rows = sorted(filter(None, named.values()), key=lambda row: (row.space_id != preferred, row.name != STABLE))
             row = next((row for row in rows if row.space_id not in opened or self._is_to_load(row)), None)
@@ -196,11 +196,11 @@ class Follower:
     async def _apply_loaded(self) -> Mapping[LabelKey, LabelRow | None]:
         """Serves what the rows name if it is loaded, withdraws what they name no longer, ends loads they overtook.
 
-        Returns the labels that name something, and their rows; None for one of a newer release.
+        Returns the labels that name something, and their rows; None for one that cannot be read.
         """
         async with self._applying:
             rows = await self._rows()
-            named = {**dict.fromkeys(self._newer), **{(row.space_id, row.name): row for row in rows}}
+            named = {**dict.fromkeys(self._unread), **{(row.space_id, row.name): row for row in rows}}
             await self._end_overtaken(named)
             if (self._versions.space_id or self._preferred, STABLE) in named:
                 self._versions.withdraw_all_but(named.keys())
@@ -236,11 +236,11 @@ class Follower:
             await self._refuse(row, f"overtaken by revision {latest.revision} ({latest.version})")
 
     async def _rows(self) -> list[LabelRow]:
-        """Reads the labels to follow: those of the configured space, or all; and which a newer release has written."""
-        space_id, newer = self._space_id, dict[LabelKey, str]()
-        rows = await self._registry.labels(newer=newer)
+        """Reads the labels to follow: those of the configured space, or all; and which cannot be read."""
+        space_id, unread = self._space_id, dict[LabelKey, str]()
+        rows = await self._registry.labels(unread=unread)
         followed = (space_id, CROSS_ENCODERS)
-        self._newer = {key: why for key, why in newer.items() if not space_id or key[0] in followed}
+        self._unread = {key: why for key, why in unread.items() if not space_id or key[0] in followed}
         return [row for row in rows if not space_id or row.space_id in followed]
 
     def _name_nothing(self, why: str) -> None:

@@ -212,8 +212,11 @@ class Collection:
             size = await self._store.size_bytes(job.id) + await run_in_thread(_bytes, self._jobs_dir / job.id)
             yield Garbage(kind="job", id=job.id, reason=job.reason, bytes=size)
         if keep.checkpoint_s or keep.checkpoints:
-            async for one in self._old_checkpoints(keep):
-                yield one
+            try:
+                async for one in self._old_checkpoints(keep):
+                    yield one
+            except UNREADABLE as error:  # of what may need them
+                log.warning("old checkpoints stay for now", reason=error.message)
         for directory, reason in await finished_directories(self._jobs_dir, self._store):
             size = await run_in_thread(_bytes, directory)
             yield Garbage(kind="job directory", id=directory.name, reason=reason, bytes=size)

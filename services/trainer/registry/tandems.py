@@ -30,10 +30,10 @@ from services.corpus.generation import PREMISES, folder_of
 from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
-from services.store.formats import check_format, known_fields, unknown_fields
+from services.store.formats import check_format, damage_is_data_loss, known_fields, unknown_fields
 from services.store.redis import Leases, key_prefix, raising_unavailable
 from services.store.registry import LabelRow, Registry
-from services.store.registry_rows import read_all
+from services.store.registry_rows import REMEDY, read_all
 from services.store.requests import Request
 from services.trainer.registry.operator_models import STABLE, OperatorModels
 from services.trainer.registry.rollout import Publication, await_all
@@ -106,7 +106,8 @@ class Tandems:
 
 
 def _tandem(text: str) -> Tandem:
-    return Tandem(**known_fields(Tandem, _record(text)))
+    with damage_is_data_loss("a tandem in Redis", REMEDY):
+        return Tandem(**known_fields(Tandem, _record(text)))
 
 
 def _record(text: str) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class TandemPublisher:
         """
         async with self.tandems.turn():
             active = await self.active(corpus)
-            known = await self.tandems.all()
+            known = await self.tandems.all(readable=True)
             tandem = next((one for one in known if (one.corpus, one.generation) == (corpus, active.id)), None)
             begun = await self._registry.requests.answer(request) or {}
             if begun.get("to") == active.id:
@@ -207,6 +208,7 @@ class TandemPublisher:
                     "which the request was to go back; ask again with another request id"
                 )
             if tandem is None or not tandem.replaces:
+                await self.tandems.all()  # raises for one that cannot be read: it may be this one
                 raise errors.FailedPrecondition(
                     f"corpus {corpus!r} serves generation {active.id or '(none)'}, which no publication has "
                     "activated; activate another one yourself"

@@ -52,9 +52,10 @@ async def test_an_encoder_that_meets_a_label_of_the_next_major_release_serves_on
         await eventually(lambda: says(client, ""))
 
 
-@pytest.mark.parametrize("refused", ["trial", "stable", "canary"])
-async def test_a_label_of_the_next_major_release_stays_as_it_is_and_the_others_are_followed(
+@pytest.mark.parametrize(("refused", "number"), [("trial", 2), ("stable", 2), ("canary", 2), ("canary", "damaged")])
+async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is_and_the_others_are_followed(
     refused: str,
+    number: int | str,
     serve: Any,
     artifact_store: ArtifactStore,
     registry: Registry,
@@ -72,7 +73,7 @@ async def test_a_label_of_the_next_major_release_stays_as_it_is_and_the_others_a
     await registry.set_label(TINY_SPACE, "gone", before)
     async with serve(poll_s=30) as (server, client):
         key = f"{key_prefix(namespace)}label:{TINY_SPACE}:{refused}"
-        await redis.hset(key, mapping={"format_version": 2, "version": after})
+        await redis.hset(key, mapping={"format_version": number, "version": after})
         for name in labels - {refused}:
             row = await registry.set_label(TINY_SPACE, name, after, share=0.0 if name == "canary" else None)
             (rollout,) = await registry.await_rollout(row, 10)
@@ -90,7 +91,7 @@ async def test_a_label_of_the_next_major_release_stays_as_it_is_and_the_others_a
 
         await eventually(follows)
         await until(lambda: f"label '{refused}'" in server.readiness.reason)
-        assert "format_version 2" in server.readiness.reason
+        assert ("has no format_version" if number == "damaged" else "format_version 2") in server.readiness.reason
         assert server.readiness.state == "DEGRADED"
         await redis.hset(key, "format_version", 1)
         await registry.set_label(TINY_SPACE, "trial", before)

@@ -254,6 +254,15 @@ async def test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_r
         assert {*versions[1:], world.space.version} <= kept, "what serves and its way back stay, however old"
         assert versions[0] not in world.space.store.list("checkpoints")
         assert await trainer.client.collect_garbage(dry_run=True) == []
+        await other(world, 14)
+        live = pending(world)
+        await trainer.jobs.cycles.lease(live.id, "another", 60.0).renew()
+        await trainer.jobs.create(live, [])
+        await trainer.jobs._redis.hset(trainer.jobs._keys.record(live.id), "format_version", "damaged")
+        rests[0].mkdir()
+        assert [one.id for one in await trainer.client.collect_garbage()] == [rests[0].name]
+        with pytest.raises(errors.DataLoss, match=f"job {live.id} has no format_version"):
+            await world.trainer.delete_checkpoint(versions[1])
 
 
 async def test_nothing_goes_by_default(world: TandemWorld, second: Any):

@@ -191,9 +191,15 @@ async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not():
         await once_redis_answers(call, 0.0)
 
 
-@pytest.mark.parametrize("newer", ["manifest", "checkpoint", "stable", "canary", "tandem", "deleted job"])
-async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concerns(
-    space: Space, settings: dict[str, Any], redis_url: str, namespace: str, registry: Registry, newer: str
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        *((kind, "2") for kind in ("manifest", "checkpoint", "stable", "canary", "tandem", "deleted job")),
+        *((kind, '"damaged"') for kind in ("canary", "tandem")),
+    ],
+)
+async def test_a_record_of_a_newer_release_or_a_damaged_one_costs_the_trainer_only_what_it_concerns(
+    space: Space, settings: dict[str, Any], redis_url: str, namespace: str, registry: Registry, kind: str, number: str
 ):
     await Checkpoints(ArtifactStore(settings["artifacts_dir"]), registry).register(space.version)
     (row,) = await registry.checkpoints.all()
@@ -203,30 +209,30 @@ async def test_a_record_of_a_newer_release_costs_the_trainer_only_what_it_concer
     redis: Any = connect(redis_url)
     key = f"{key_prefix(namespace)}checkpoint:{space.version}"
     manifest = settings["artifacts_dir"] / "checkpoints" / space.version / "manifest.json"
-    if newer == "manifest":
-        manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
-    elif newer == "checkpoint":
-        await redis.set(key, (await redis.get(key)).replace('"format_version": 1', '"format_version": 2'))
-    elif newer == "tandem":
-        await redis.hset(f"{key_prefix(namespace)}tandems", space.version, '{"format_version": 2}')
-    elif newer == "deleted job":
+    if kind == "manifest":
+        manifest.write_text(manifest.read_text().replace('"format_version": 1', f'"format_version": {number}'))
+    elif kind == "checkpoint":
+        await redis.set(key, (await redis.get(key)).replace('"format_version": 1', f'"format_version": {number}'))
+    elif kind == "tandem":
+        await redis.hset(f"{key_prefix(namespace)}tandems", space.version, f'{{"format_version": {number}}}')
+    elif kind == "deleted job":
         keys = WorkKeys(namespace, "job")
-        await redis.hset(keys.tombstone("j"), "format_version", 2)
+        await redis.hset(keys.tombstone("j"), "format_version", number)
         await redis.sadd(keys.deleted, "j")
     else:
-        await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{newer}", "format_version", 2)
+        await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{kind}", "format_version", number)
     await redis.aclose()
     async with build(TrainerSettings(**settings)) as server:
         await until(lambda: server.readiness.answers)
         client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=5))
         info = await client.info()
         assert info.default_space_id == row.space_id
-        assert ("format_version 2" in info.service.state_reason) == (newer in {"manifest", "checkpoint"})
+        assert ("format_version" in info.service.state_reason) == (kind in {"manifest", "checkpoint"})
         assert [job async for job in client.list_jobs()] == []
         assert await client.collect_garbage() == []
-        assert [one.version async for one in client.list_checkpoints()] == [space.version] * (newer != "checkpoint")
+        assert [one.version async for one in client.list_checkpoints()] == [space.version] * (kind != "checkpoint")
         labels = {label.name async for label in RegistryClient(client.channel).list_labels()}
-        assert labels == {"stable", "canary"} - {newer}
+        assert labels == {"stable", "canary"} - {kind}
         await client.channel.close()
 
 

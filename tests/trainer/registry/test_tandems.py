@@ -222,6 +222,8 @@ async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_ba
         await world.registry.publish(tandem.version, wait_s=20)
     stub = registry_pb2_grpc.RegistryAdminServiceStub(world.trainer.channel.grpc)
     request = registry_pb2.RollbackRequest(corpus=world.corpus, request_id="once")
+    stored = world.tandems
+    await stored._redis.hset(stored._key, "another", '{"format_version": "damaged"}')
     for _ in range(2):
         assert (await stub.Rollback(request)).generation == tandems[0].generation
     assert await world.served() == (tandems[0].version, tandems[0].generation)
