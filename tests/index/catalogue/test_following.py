@@ -135,20 +135,26 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
 
 
 async def test_sixty_callers_of_an_unknown_corpus_share_the_looks_for_it_that_began_after_they_came(index, monkeypatch):
-    looks, sound = list[str](), StoreWatch.at
+    looks, came, may_go = list[str](), list[str](), threading.Event()
+    look, follow = StoreWatch.at, Catalogue._follow_now
 
-    def slowly(self, corpus, serving):
+    def held(self, corpus, serving):
         looks.append(corpus)
-        time.sleep(0.05)
-        return sound(self, corpus, serving)
+        may_go.wait(60)
+        return look(self, corpus, serving)
 
-    monkeypatch.setattr(StoreWatch, "at", slowly)
-    calls = [asyncio.ensure_future(served(index, "unknown")) for _ in range(30)]
-    await until(lambda: bool(looks), 5)
-    calls += [asyncio.ensure_future(served(index, "unknown")) for _ in range(30)]
+    async def counted(self, corpus, *given):
+        came.append(corpus)
+        await follow(self, corpus, *given)
+
+    monkeypatch.setattr(StoreWatch, "at", held)
+    monkeypatch.setattr(Catalogue, "_follow_now", counted)
+    calls = [asyncio.ensure_future(served(index, "unknown")) for _ in range(60)]
+    await until(lambda: len(came) == 60, 60)
+    may_go.set()
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(one) for one in found} == {errors.NotFound}
-    assert 2 <= len(looks) <= 6  # one for each wave, and for those who came while it began
+    assert looks == ["unknown"] * 2  # the second for those who came during the first
 
 
 async def test_a_caller_who_came_during_a_look_gets_what_was_activated_before_they_came(serve, monkeypatch):
