@@ -153,14 +153,14 @@ def records_of(store: ArtifactStore, corpus: str) -> Records:
         return records
     # The copies' name has the bucket: the directory may have been a store without one, or the cache of another one.
     copies = f"{records.prefix}-{hashlib.sha256(store.url.encode()).hexdigest()[:8]}"
-    return CopiedRecords(records, Records(Documents(store.root), copies))
+    return CopiedRecords(records, Records(Documents(store.root), copies), store.without_copies)
 
 
 class CopiedRecords(Records):
     """Records in a bucket. A record never changes, so a copy of each that was read stays on a disk with room."""
 
-    def __init__(self, records: Records, copies: Records) -> None:
-        self._records, self._copies = records, copies
+    def __init__(self, records: Records, copies: Records, without: set[str]) -> None:
+        self._records, self._copies, self._without = records, copies, without  # the prefixes that are, as the log knows
 
     def numbers(self) -> list[int]:
         """The numbers that there are; while the bucket is away, those of the copies."""
@@ -189,10 +189,13 @@ class CopiedRecords(Records):
     def _copy(self, number: int, data: bytes) -> None:
         try:
             self._copies.create(number, data)
+            self._without.discard(self._copies.prefix)
         except OSError as error:  # a full disk keeps nobody from what the bucket has
             if error.errno not in DISK_FULL:
                 raise
-            log.warning("a record of a bucket is not copied", record=number, reason=str(error))
+            if self._copies.prefix not in self._without:  # else each look would say so
+                log.warning("a record of a bucket is not copied", record=number, reason=str(error))
+            self._without.add(self._copies.prefix)
 
     def remove(self, number: int) -> None:
         """Removes a record that may be gone already, and its copy."""

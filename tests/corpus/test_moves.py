@@ -24,6 +24,8 @@ from services.store.artifacts import ArtifactStore
 class MemoryRecords:
     """Records in memory, as an object store keeps them. `before_create` runs before each creation."""
 
+    prefix = "memory"
+
     def __init__(self) -> None:
         self.records: dict[int, bytes] = {}
         self.before_create: Callable[[], None] = lambda: None
@@ -207,17 +209,21 @@ def test_what_killed_processes_left_of_their_records_goes_and_what_is_just_being
 
 
 @pytest.mark.parametrize(("code", "is_full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
-def test_a_full_disk_keeps_no_record_from_the_bucket_and_is_logged_and_another_failure_is_told(code, is_full):
+def test_a_full_disk_keeps_no_record_from_the_bucket_and_is_logged_once_and_another_failure_is_told(code, is_full):
     def fails() -> None:
         raise OSError(code, os.strerror(code))
 
-    bucket, copies = MemoryRecords(), MemoryRecords()
+    bucket, copies, without = MemoryRecords(), MemoryRecords(), set[str]()
     copies.before_create = fails
     with structlog.testing.capture_logs() as logged:
         if is_full:
-            assert CopiedRecords(bucket, copies).create(1, b"one")
+            assert CopiedRecords(bucket, copies, without).create(1, b"one")
         else:
             with pytest.raises(OSError, match=os.strerror(code)):
-                CopiedRecords(bucket, copies).create(1, b"one")
-    assert [(one["record"], os.strerror(code) in one["reason"]) for one in logged] == [(1, True)] * is_full
+                CopiedRecords(bucket, copies, without).create(1, b"one")
+        for has_room in [False, True, False] * is_full:
+            copies.records.clear()
+            copies.before_create = (lambda: None) if has_room else fails
+            assert CopiedRecords(bucket, copies, without).read(1) == b"one"
+    assert [(one["record"], os.strerror(code) in one["reason"]) for one in logged] == [(1, True)] * 2 * is_full
     assert bucket.records == {1: b"one"}
