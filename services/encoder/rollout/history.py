@@ -117,6 +117,7 @@ class StateFile:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._saved: SavedState | None = None
+        self._failing: int | None = None  # the system's number of what keeps it from being saved
         self._writing = asyncio.Lock()  # an older state never follows a newer one
 
     async def save(self, versions: Versions, *, complete: bool = True) -> None:
@@ -131,9 +132,11 @@ class StateFile:
                 return
             try:
                 await asyncio.to_thread(_write, self._path, state)
-                self._saved = state
+                self._saved, self._failing = state, None
             except OSError as error:
-                log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
+                if error.errno != self._failing:  # else each round would say so
+                    log.warning("the labels could not be saved; a restart will need Redis", reason=str(error))
+                self._failing = error.errno
 
     async def load(self) -> SavedState | None:
         """Reads the saved state; None when there is none that can be used."""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import os
 import threading
+import time
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import structlog
 from prometheus_client import generate_latest
 
 from aeenc import errors
@@ -433,3 +440,18 @@ async def test_heartbeats_go_on_whatever_one_of_them_meets(serve, tuned, monkeyp
     monkeypatch.setattr("services.encoder.rollout.follower.HEARTBEAT_S", 0.02)
     async with serve():
         await until(lambda: len(beats) > 3)
+
+
+async def test_that_the_labels_cannot_be_saved_is_logged_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept, write = history.StateFile(tmp_path), history.atomic_write
+    served: Any = SimpleNamespace(complete=True, premise_versions={}, space_id="", labels={}, models={})
+
+    def fails(path: Path, _: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.{time.monotonic_ns()}")
+
+    with structlog.testing.capture_logs() as logged:
+        for number, does in enumerate([fails, fails, write, fails]):
+            monkeypatch.setattr(history, "atomic_write", does)
+            served.premise_versions["s"] = str(number)
+            await kept.save(served)
+    assert [one["event"].partition(";")[0] for one in logged] == ["the labels could not be saved"] * 2
