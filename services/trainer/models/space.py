@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aeenc.errors import DataLoss
+from services.store.formats import damage_is_data_loss
 from services.trainer.models.base_model import Pooling, dense_file, read_layout
 
 # Element types by their names in a safetensors header; the digest uses the long names.
@@ -105,19 +105,17 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
 
 def _add_tensors(digest: Any, path: Path) -> None:
     """Adds names, types, shapes and values. Reads bytes, since numpy lacks bfloat16."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    damaged = damage_is_data_loss(path, "export it again")
+    with damaged, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 8 + int.from_bytes(data[:8], "little")
-        try:
-            header = json.loads(data[8:start])
-            header.pop("__metadata__", None)
-            for name, tensor in sorted(header.items()):
-                begin, end = tensor["data_offsets"]
-                digest.update(f"{name} {_ELEMENTS[tensor['dtype']]} {tuple(tensor['shape'])}".encode())
-                digest.update(data[start + begin : start + end])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataLoss(
-                f"{path} is not a safetensors file ({type(error).__name__}: {error}); export it again"
-            ) from error
+        header = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        for name, tensor in sorted(header.items()):
+            begin, end = tensor["data_offsets"]
+            if start + end > len(data):
+                raise ValueError(f"it ends before {name} does")
+            digest.update(f"{name} {_ELEMENTS[tensor['dtype']]} {tuple(tensor['shape'])}".encode())
+            digest.update(data[start + begin : start + end])
 
 
 def pad_id_of(directory: Path) -> int:

@@ -43,7 +43,7 @@ class WordVectors:
             if not (line := line.rstrip()):
                 continue
             cells = line.split(" ")
-            if not width and len(cells) == 2 and all(cell.isdigit() for cell in cells):
+            if not width and len(cells) == 2 and all(cell.isdecimal() for cell in cells):
                 width = int(cells[1])  # the header of fastText and word2vec
                 if not 0 < width <= MAX_VALUES:
                     raise InvalidArgument(f"{place}: {width} values a word; give 1 to {MAX_VALUES}")

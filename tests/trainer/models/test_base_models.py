@@ -95,6 +95,14 @@ def test_weights_that_lack_a_layer_are_refused_and_a_lacking_pooler_is_not_made_
         ours(directory)
 
 
+@pytest.mark.parametrize("left", [-1, 60, 4, 0])
+def test_weights_that_are_cut_span_no_space(tmp_path: Path, left: int) -> None:
+    weights = write_sentence_model(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:left])
+    with pytest.raises(DataLoss, match=rf"{weights} cannot be read .*; export it again"):
+        space_id_of(tmp_path, spec_of(tmp_path))
+
+
 def test_half_precision_weights_have_a_space_and_are_computed_in_single_precision(tmp_path: Path) -> None:
     directory = write_sentence_model(tmp_path, dtype="bfloat16")
     assert space_id_of(directory, spec_of(directory)).startswith("s")

@@ -62,6 +62,7 @@ def test_a_word_of_glove_may_have_spaces_and_the_first_of_equal_words_counts(tmp
     [
         (b"", ":1: no word"),
         (b"2 0\n", ":1: 0 values a word"),
+        ("2 ²\n".encode(), ":1: not a word and 1 numbers"),
         (b"sun 1 2\nmoon 1\n", ":2: not a word and 2 numbers"),
         (b"sun 1 2\nmoon 1 x\n", ":2: not a word and 2 numbers"),
         (b"sun 1 2\nmoon 1 nan\n", ":2: not a word and 2 numbers"),
