@@ -102,7 +102,6 @@ def test_two_processes_learn_what_one_learns(make_job: MakeJob, mode: str):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("status", [5, 0])
 def test_a_process_that_ends_before_all_have_met_ends_the_job_by_number(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, status: int
@@ -119,7 +118,6 @@ def test_a_process_that_ends_before_all_have_met_ends_the_job_by_number(
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_process_that_dies_at_work_ends_the_job_by_number(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
     started: list[subprocess.Popen[bytes]] = []
     start, meet = ranks.subprocess.Popen, Rank.meet
