@@ -57,7 +57,7 @@ from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import Example, TrainingSet
 from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec, pad_id_of
-from services.trainer.train.data import FrozenVectors, Premises, Queries
+from services.trainer.train.data import FrozenVectors, Texts
 from services.trainer.train.encoder import Encoders, load_encoder
 from services.trainer.train.loop import MAX_GRADIENT_NORM, WEIGHT_DECAY, Learner
 from services.trainer.train.losses import full_corpus_softmax
@@ -97,13 +97,10 @@ def seconds_a_step(
     data = TrainingSet(examples, outside=[], excluded=np.zeros(premises, dtype=bool), dropped_for={})
     batches = Batches.of(model, spec, pad_id_of(model))
     encoders = Encoders(load_encoder(model, spec).to(device))
-    described = LossData(
-        full_corpus_softmax,
-        data,
-        Queries(data, batches, "", device, pretrained=None, weight=0.0, precision=precision),
-        Premises(FrozenVectors(vectors.numpy(), device=device)),
-        JobConfig("made-up", (), batch_size=batch_size),
-    )
+    queries = Texts(dict(enumerate(texts)), "", batches, device, precision)
+    frozen = FrozenVectors(vectors.numpy(), device=device)
+    config = JobConfig("made-up", (), batch_size=batch_size)
+    described = LossData(full_corpus_softmax, data, queries, frozen, frozen, config)
     objective = CorpusObjective(described)
     learner = Learner(encoders, objective).train()
     optimizer = optim.AdamW(learner.parameters(), lr=1e-5, weight_decay=WEIGHT_DECAY)

@@ -7,7 +7,6 @@ import errno
 import io
 import json
 import os
-import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from services.launcher.backups.keys import put
 from services.launcher.backups.restoring import restore
 from services.launcher.fleet import RESTORING
 from services.store.artifacts import ArtifactStore, Hold
-from support.torn_disk import TornDisk
+from support.torn_disk import TornDisk, full_disk
 from support.waiting import until
 from support.worlds.backup_world import CORPUS, Deployment, here, names, opened, other_redis_url, there
 
@@ -146,15 +145,9 @@ async def test_a_journal_that_breaks_in_the_middle_is_named(here: Deployment, tm
 
 async def test_a_backup_without_room_is_none_and_blames_no_source(here: Deployment, tmp_path: Path):
     await here.register(LARGE)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(LARGE) // 2, before[1]))
-    try:
-        with pytest.raises(
-            errors.FailedPrecondition, match=r"backup.tar cannot be written \(File too large\); make room"
-        ):
-            await here.back_up(tmp_path / "backup.tar")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"backup.tar cannot be written \(File too large\); make room"
+    with full_disk(len(LARGE) // 2), pytest.raises(errors.FailedPrecondition, match=said):
+        await here.back_up(tmp_path / "backup.tar")
     assert names(tmp_path) == ["here"]
 
 

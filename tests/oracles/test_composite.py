@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import resource
 import threading
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candid
 from aeenc.oracles.client import OracleClient
 from aeenc.oracles.composite import AuditCounts, CompositeOracle
 from aeenc.oracles.remote import RemoteOracle
+from support.torn_disk import full_disk
 from support.waiting import reached, until
 
 
@@ -117,17 +117,13 @@ async def test_a_full_audit_log_is_named():
 
 
 async def test_a_line_that_an_audit_log_has_no_room_for_leaves_no_half(tmp_path: Path):
-    log, before = tmp_path / "audit.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = tmp_path / "audit.jsonl"
     verdicts = {"a": REFUSES, "b": REFUSES}
     oracle = CompositeOracle([Scripted("model", verdicts), Scripted("person", verdicts)], audit=1.0, audit_log=log)
     await ask(oracle, task("a"))
     whole = log.read_bytes()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 40, before[1]))
-    try:
-        with pytest.raises(OSError, match=re.escape(f"'{log}'")):
-            await ask(oracle, task("b"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(len(whole) + 40), pytest.raises(OSError, match=re.escape(f"'{log}'")):
+        await ask(oracle, task("b"))
     assert log.read_bytes() == whole
     await ask(oracle, task("b"))
     assert [json.loads(line)["premise_id"] for line in log.read_text().splitlines()] == ["a", "b"]

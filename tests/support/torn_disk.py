@@ -4,15 +4,19 @@ The model is the one that POSIX allows. A file's content is safe as of its last 
 or zeros. An entry of a directory (made, renamed, removed) is safe from the directory's next fsync on; before, it may or
 may not be there, in any order. A rename happens whole or not at all. What a file holds is looked at whenever the
 program calls fsync, rename, unlink, mkdir or rmdir, so everything it writes must lie below `root`.
+
+`full_disk` is one without room.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,17 @@ from unittest import mock
 
 HOOKED = ("rename", "replace", "link", "unlink", "mkdir", "rmdir")
 HELPERS = {"sync_directory", "write_and_sync"}
+
+
+@contextmanager
+def full_disk(size_bytes: int) -> Iterator[None]:
+    """Lets no file of this process grow over so many bytes within the block."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @dataclass

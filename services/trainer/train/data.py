@@ -1,10 +1,10 @@
-"""What objectives are built of: a job's units, its queries and premises to encode, and all premises as negatives."""
+"""What objectives are built of: a job's units, its texts to encode, frozen vectors, and all premises as negatives."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from services.trainer.jobs.files import Precision
 from services.trainer.jobs.losses import Batching
-from services.trainer.jobs.training_set import TrainingSet
 from services.trainer.models.batches import Batches, by_length
 from services.trainer.train.encoder import ENCODE_BATCH, Encoders, QueryEncoder, tensors_of
 from services.trainer.train.losses import MASKED, drift
@@ -75,43 +74,6 @@ class Units:
         return batches
 
 
-class Queries:
-    """The distinct queries of a training set, tokenized once.
-
-    `pretrained` (q, dim) are their vectors by the pre-trained encoder, for the penalty; None for no penalty.
-    """
-
-    def __init__(
-        self,
-        training_set: TrainingSet,
-        batches: Batches,
-        prefix: str,
-        device: torch.device,
-        pretrained: Tensor | None,
-        weight: float,
-        precision: Precision = "float32",
-    ) -> None:
-        self._ids = batches.ids([example.query for example in training_set.examples], prefix)
-        self._batches, self._device, self._pretrained = batches, device, pretrained
-        self._weight, self._precision = weight, precision
-
-    @property
-    def lengths(self) -> Numbers:
-        """The length of each query, in tokens."""
-        return np.array([len(ids) for ids in self._ids], dtype=np.int64)
-
-    def encode(self, encoder: QueryEncoder, rows: Sequence[int], *, normalize: bool = True) -> Tensor:
-        """Encodes queries to vectors (rows, dim), float32, with a gradient; unit vectors unless told otherwise."""
-        tensors = tensors_of(self._batches.padded([self._ids[row] for row in rows]), self._device)
-        return encoder.in_precision(**tensors, precision=self._precision, normalize=normalize)
-
-    def drift_penalty(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
-        """Computes the weighted drift of queries' unit vectors from their pre-trained ones, a scalar."""
-        if self._pretrained is None:
-            return torch.zeros((), device=self._device)
-        return self._weight * drift(functional.normalize(vectors, dim=1), self._pretrained[list(rows)])
-
-
 class FrozenVectors:
     """Unit vectors (n + outside, dim) by ordinal, without a gradient: the generation's, as stored, and further ones.
 
@@ -153,6 +115,15 @@ class FrozenVectors:
             start += len(part)
         return found
 
+    def encode(self, _encoder: QueryEncoder | None, ordinals: Numbers, *, normalize: bool = True) -> Tensor:
+        """Looks up what `Texts` encodes."""
+        del normalize
+        return self.rows(ordinals)
+
+    def drift_penalty(self, _vectors: Tensor, _ordinals: Numbers) -> Tensor:
+        """Returns 0: frozen premises do not drift."""
+        return torch.zeros((), device=self.device)
+
     def blocks(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[int, Tensor]]:
         """Yields all vectors in order, block by block, as `dtype`, each with the ordinal of its first."""
         before = 0
@@ -162,60 +133,48 @@ class FrozenVectors:
             before += len(part)
 
 
-class Premises:
-    """Frozen premise vectors by ordinal, as mode SINGLE uses them."""
+class Texts:
+    """Texts by number that an encoder in training encodes again in each batch. They are tokenized once.
 
-    def __init__(self, vectors: FrozenVectors) -> None:
-        self.vectors = vectors
-
-    def encode(self, encoders: Encoders[QueryEncoder], ordinals: Numbers, *, normalize: bool = True) -> Tensor:
-        """Looks up unit vectors (ordinals, dim), without a gradient."""
-        del encoders, normalize
-        return self.vectors.rows(ordinals)
-
-    def drift_penalty(self, vectors: Tensor, ordinals: Numbers) -> Tensor:
-        """Returns 0: frozen premises do not drift."""
-        del vectors, ordinals
-        return torch.zeros((), device=self.vectors.device)
-
-
-class TrainedPremises(Premises):
-    """Premises that the encoder in training encodes again in each batch.
-
-    `vectors` stay those of the space that training starts in: the penalty measures drift from them, and a guide uses
-    them. `texts` (n + outside) are by ordinal; those of `used` are tokenized, once.
+    `pretrained` are their vectors by the pre-trained encoder, for the penalty; None for no penalty.
     """
 
     def __init__(
         self,
-        vectors: FrozenVectors,
-        texts: Sequence[str],
-        used: Numbers,
-        batches: Batches,
+        texts: Mapping[int, str],
         prefix: str,
-        weight: float,
+        batches: Batches,
+        device: torch.device,
         precision: Precision,
+        pretrained: FrozenVectors | None = None,
+        weight: float = 0.0,
     ) -> None:
-        super().__init__(vectors)
-        self._ids = dict(zip(used.tolist(), batches.ids([texts[n] for n in used.tolist()], prefix), strict=True))
-        self._batches, self._weight, self._precision = batches, weight, precision
+        self._ids = dict(zip(texts, batches.ids(list(texts.values()), prefix), strict=True))
+        self._batches, self._device, self._precision = batches, device, precision
+        self._pretrained, self._weight = pretrained, weight
 
-    def encode(self, encoders: Encoders[QueryEncoder], ordinals: Numbers, *, normalize: bool = True) -> Tensor:
-        """Encodes vectors (ordinals, dim), float32, with a gradient; texts of similar length together."""
-        assert encoders.premise is not None
-        ids = [self._ids[ordinal] for ordinal in ordinals.tolist()]
+    @property
+    def lengths(self) -> Numbers:
+        """The length of each text, in tokens."""
+        return np.array([len(ids) for ids in self._ids.values()], dtype=np.int64)
+
+    def encode(self, encoder: QueryEncoder | None, numbers: Numbers, *, normalize: bool = True) -> Tensor:
+        """Encodes vectors (numbers, dim), float32, with a gradient; many of them with those of similar length."""
+        assert encoder is not None
+        ids = [self._ids[number] for number in numbers.tolist()]
+        few = len(ids) <= ENCODE_BATCH
         order, parts = [], []
-        for places in by_length([len(tokens) for tokens in ids], ENCODE_BATCH):
-            tensors = tensors_of(self._batches.padded([ids[n] for n in places]), self.vectors.device)
-            parts.append(encoders.premise.in_precision(**tensors, precision=self._precision, normalize=normalize))
+        for places in [list(range(len(ids)))] if few else by_length([len(tokens) for tokens in ids], ENCODE_BATCH):
+            tensors = tensors_of(self._batches.padded([ids[n] for n in places]), self._device)
+            parts.append(encoder.in_precision(**tensors, precision=self._precision, normalize=normalize))
             order += places
         return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
 
-    def drift_penalty(self, vectors: Tensor, ordinals: Numbers) -> Tensor:
-        """Computes the premise terms of Eq. 2; 0 without premises."""
-        if not (self._weight and len(ordinals)):
-            return torch.zeros((), device=self.vectors.device)
-        return self._weight * drift(functional.normalize(vectors, dim=1), self.vectors.rows(ordinals))
+    def drift_penalty(self, vectors: Tensor, numbers: Numbers) -> Tensor:
+        """Computes the weighted drift of the unit vectors from the pre-trained ones, a scalar: a side of Eq. 2."""
+        if self._pretrained is None:
+            return torch.zeros((), device=self._device)
+        return self._weight * drift(functional.normalize(vectors, dim=1), self._pretrained.rows(numbers))
 
 
 class CorpusNegatives:

@@ -25,7 +25,7 @@ from services.trainer.jobs.training_set import TrainingSet, as_stored, build_tra
 from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.registry.checkpoints import FOLDER
-from services.trainer.train.data import FrozenVectors, Objective, Premises, Queries, TrainedPremises
+from services.trainer.train.data import FrozenVectors, Objective, Texts
 from services.trainer.train.encoder import Encoders, QueryEncoder, device_of, encode, load_encoder, precision_of
 from services.trainer.train.export.checkpoint import exported_encoder
 from services.trainer.train.export.quantization import FILE as INT8_FILE
@@ -130,18 +130,20 @@ class EncoderTask:
     def objective(self) -> Objective:
         """Builds the loss on the data; encodes premises outside the generation once, by the premise encoder."""
         inputs, config = self.inputs, self.inputs.plan.config
-        queries = Queries(
-            inputs.training_set,
-            inputs.batches,
-            inputs.spec.query_prefix,
-            inputs.device,
-            self._queries_by("") if config.regularization else None,
-            config.regularization,
-            inputs.precision,
-        )
-        guide = self._queries_by(config.guide_version) if config.loss == "GIST" else None
-        formula = formula_of(inputs.plan.loss)
-        data = LossData(formula, inputs.training_set, queries, self._premises(), config, guide)
+        examples, outside = inputs.training_set.examples, inputs.training_set.outside
+        weight, device = config.regularization, inputs.device
+        how = inputs.batches, device, inputs.precision
+        drifts_from = FrozenVectors(self._queries_by(""), device=device) if weight else None
+        asked = dict(enumerate(example.query for example in examples))
+        queries = Texts(asked, inputs.spec.query_prefix, *how, drifts_from, weight)
+        vectors = FrozenVectors(inputs.generation.vectors, self._outside(outside) if outside else None, device)
+        premises: FrozenVectors | Texts = vectors
+        if self._mode != "SINGLE":
+            texts = [*(premise.text for premise in inputs.generation.premises), *outside]
+            used = {number: texts[number] for number in ordinals_of(inputs.training_set).tolist()}
+            premises = Texts(used, inputs.spec.premise_prefix, *how, vectors if weight else None, weight)
+        guide = torch.from_numpy(self._queries_by(config.guide_version)).to(device) if config.loss == "GIST" else None
+        data = LossData(formula_of(inputs.plan.loss), inputs.training_set, queries, vectors, premises, config, guide)
         return build_objective(data, inputs.plan.loss, config.loss_name)
 
     def before(self) -> Report | None:
@@ -200,17 +202,6 @@ class EncoderTask:
         model = exported_encoder(encoder, self.inputs.batches, self.inputs.base.path)
         return write_checkpoint(self.inputs.store, model, meta, *of_query, fp16=self.inputs.plan.means.fp16)
 
-    def _premises(self) -> Premises:
-        """Builds the mode's premises from vectors of the initial space."""
-        inputs, outside = self.inputs, self.inputs.training_set.outside
-        vectors = FrozenVectors(inputs.generation.vectors, self._outside(outside) if outside else None, inputs.device)
-        if self._mode == "SINGLE":
-            return Premises(vectors)
-        texts = [*(premise.text for premise in inputs.generation.premises), *outside]
-        used, weight = ordinals_of(inputs.training_set), inputs.plan.config.regularization
-        prefix = inputs.spec.premise_prefix
-        return TrainedPremises(vectors, texts, used, inputs.batches, prefix, weight, inputs.precision)
-
     def _outside(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Encodes premises (n, dim) that the generation lacks, as the space encodes its own."""
         prefix = self.inputs.spec.premise_prefix
@@ -219,11 +210,9 @@ class EncoderTask:
         model = self.inputs.pretrained.file(INT8_FILE)
         return outputs_of(model, self.inputs.batches, [prefix + text for text in texts])
 
-    def _queries_by(self, version: str) -> Tensor:
+    def _queries_by(self, version: str) -> NDArray[np.float32]:
         texts = [example.query for example in self.inputs.training_set.examples]
-        return torch.from_numpy(self.inputs.frozen(version, texts, self.inputs.spec.query_prefix)).to(
-            self.inputs.device
-        )
+        return self.inputs.frozen(version, texts, self.inputs.spec.query_prefix)
 
 
 def open_checkpoint(store: ArtifactStore, version: str) -> Artifact:

@@ -22,16 +22,7 @@ from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import LossSpec, Over
 from services.trainer.jobs.training_set import DropReason, Example, TrainingSet
-from services.trainer.train.data import (
-    CorpusNegatives,
-    Numbers,
-    Objective,
-    Premises,
-    Queries,
-    TrainedPremises,
-    Units,
-    cells_of,
-)
+from services.trainer.train.data import CorpusNegatives, FrozenVectors, Numbers, Objective, Texts, Units, cells_of
 from services.trainer.train.encoder import Encoders, QueryEncoder
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL, Formula
 
@@ -40,13 +31,15 @@ from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL, Fo
 class LossData:
     """The data of a job that an objective is built on, and the formula to compute.
 
+    `vectors` are those of premises in the space that training starts in: while premises are frozen, these themselves.
     `guide` (examples, dim) are the queries' vectors by another encoder of the space, for a formula that wants them.
     """
 
     formula: Formula
     training_set: TrainingSet
-    queries: Queries
-    premises: Premises
+    queries: Texts
+    vectors: FrozenVectors
+    premises: FrozenVectors | Texts
     config: JobConfig
     guide: Tensor | None = None
 
@@ -60,7 +53,8 @@ class ItemObjective(ABC):
 
     def __init__(self, data: LossData, items: Numbers) -> None:
         self._items, self._formula, self._config = items, data.formula, data.config
-        self._training_set, self._queries, self._premises = data.training_set, data.queries, data.premises
+        self._training_set, self._vectors = data.training_set, data.vectors
+        self._queries, self._premises = data.queries, data.premises
         self._units = Units(items[:, 0], data.queries.lengths, "QUERIES" if self.by_query else data.config.batching)
         self.size = len(self._units)
         self.skipped = len(data.training_set.examples) - len(np.unique(items[:, 0]))
@@ -93,14 +87,12 @@ class CorpusObjective(ItemObjective):
 
     def __init__(self, data: LossData) -> None:
         super().__init__(data, data.training_set.pairs(lambda example: example.positives))
-        never = np.ones(len(data.premises.vectors), dtype=bool)
+        never = np.ones(len(data.vectors), dtype=bool)
         never[: len(data.training_set.excluded)] = data.training_set.excluded
-        self._negatives = CorpusNegatives(
-            data.premises.vectors, never, data.config.temperature, data.config.refused_weight
-        )
+        self._negatives = CorpusNegatives(data.vectors, never, data.config.temperature, data.config.refused_weight)
 
     def _terms(self, encoders: Encoders[QueryEncoder], numbers: Numbers) -> tuple[Tensor, Tensor]:
-        asked = list(dict.fromkeys(self._items[numbers, 0].tolist()))
+        asked = np.array(list(dict.fromkeys(self._items[numbers, 0].tolist())))
         vectors = self._queries.encode(encoders.query, asked)
         examples = [self._training_set.examples[number] for number in asked]
         positives, excluded, refused = (
@@ -108,7 +100,7 @@ class CorpusObjective(ItemObjective):
         )
         against = self._negatives.log_sum(vectors, np.concatenate([positives, excluded]), refused)
         rows = torch.from_numpy(positives[:, 0].copy()).to(vectors.device)
-        cosines = (vectors[rows] * self._premises.vectors.rows(positives[:, 1])).sum(dim=1)
+        cosines = (vectors[rows] * self._vectors.rows(positives[:, 1])).sum(dim=1)
         loss = self._formula(cosines, rows, against, self._config) + self._queries.drift_penalty(vectors, asked)
         return loss, loss.new_zeros(())
 
@@ -144,10 +136,10 @@ class PairObjective(ItemObjective):
         candidates, columns = np.unique(items[:, 1:], return_inverse=True)
         absent = int((candidates < 0).sum())  # they sort first
         candidates, columns = candidates[absent:], columns.reshape(len(items), -1) - absent
-        vectors = self._queries.encode(encoders.query, examples.tolist(), normalize=self.normalize)
-        premises = self._premises.encode(encoders, candidates, normalize=self.normalize)
+        vectors = self._queries.encode(encoders.query, examples, normalize=self.normalize)
+        premises = self._premises.encode(encoders.premise, candidates, normalize=self.normalize)
         scores = vectors @ premises.T
-        penalty = self._queries.drift_penalty(vectors, examples.tolist()) + self._drift(premises, candidates, columns)
+        penalty = self._queries.drift_penalty(vectors, examples) + self._drift(premises, candidates, columns)
         places = torch.from_numpy(rows), torch.from_numpy(columns)
         return Batch(vectors, premises, scores, examples, candidates, *places, penalty)
 
@@ -205,10 +197,10 @@ class NliObjective(ClassifiedObjective):
 
     def __init__(self, data: LossData) -> None:
         super().__init__(data, neutral=True)
-        self.normalize = not isinstance(data.premises, TrainedPremises)
+        self.normalize = isinstance(data.premises, FrozenVectors)
         torch.manual_seed(data.config.seed % 2**63)
-        head: nn.Module = data.formula(data.premises.vectors.dim)
-        self.head = self._formula = head.to(data.premises.vectors.device)
+        head: nn.Module = data.formula(data.vectors.dim)
+        self.head = self._formula = head.to(data.vectors.device)
 
     def _terms(self, encoders: Encoders[QueryEncoder], numbers: Numbers) -> tuple[Tensor, Tensor]:
         batch = self._batch(encoders, self._items[numbers])
@@ -259,7 +251,7 @@ class PositivesObjective(PairObjective):
         batch = self._batch(encoders, np.concatenate([self._items[numbers], self._drawn[numbers]], axis=1))
         guide = None
         if self._guide is not None:
-            known = self._premises.vectors.rows(batch.candidates)  # frozen, also while the premise encoder is trained
+            known = self._vectors.rows(batch.candidates)  # frozen, also while the premise encoder is trained
             guide = (self._guide[torch.from_numpy(batch.examples)] @ known.T)[batch.rows]
         masked = self._marked(batch, "positives", "excluded")[batch.rows]
         positive = batch.columns[:, 0].to(batch.scores.device)

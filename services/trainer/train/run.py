@@ -48,7 +48,8 @@ def run(
     What `formula` gets depends on `over`: see `train/objectives.py`. It learns from `data_sets`, by name as in the
     trainer's settings, and `pairs`; `validation` and further `options` are those of JobConfig. `settings` (default: the
     trainer's environment) name artifacts and Redis. Called again with the same `directory`, it goes on after the last
-    epoch. Raises NotFound for an unknown corpus, FailedPrecondition for a training that fails.
+    epoch, with the pairs and queries of the first call. Raises NotFound for an unknown corpus, FailedPrecondition for a
+    training that fails, and for a `directory` in which another one has begun.
     """
     own = settings or TrainerSettings()
     dotted = f"{over}:{formula.__module__}.{formula.__qualname__}"
@@ -70,9 +71,15 @@ def run(
     )
     with tempfile.TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
         files = JobFiles(Path(folder))
+        has_begun = files.has_inputs()
+        if has_begun and replace(files.plan(), means=plan.means) != plan:
+            raise FailedPrecondition(
+                f"in {folder} a training of another loss, other options or another generation of {corpus!r} has begun; "
+                "give another directory, or delete that one"
+            )
         files.write_plan(plan)
         files.forget_result()
-        if not files.has_inputs():
+        if not has_begun:
             read, held_out = DataSets(data_sets or {}, own.text_bytes).read(config.data_sets, config.split)
             queries = [EvaluationQuery(text, tuple(gold)) for text, gold in validation]
             files.write_inputs([*read, *pairs], queries, held_out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from services.trainer.train import __main__ as child
 from services.trainer.train.encoder import device_of
 from services.trainer.train.inputs import JobInputs
 from services.trainer.train.ranks import Rank
+from support.torn_disk import full_disk
 from support.waiting import eventually, until
 from support.worlds.trainer_world import MakeJob, Space, serve_trainer
 
@@ -76,13 +76,8 @@ def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(tmp_path:
 
 
 def test_an_answer_that_the_disk_did_not_take_is_none(tmp_path: Path, no_gpu: None):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            child._device(tmp_path / "answer", "cpu", 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(4), pytest.raises(OSError, match="too large"):
+        child._device(tmp_path / "answer", "cpu", 0)
     assert not (tmp_path / "answer").exists()
 
 

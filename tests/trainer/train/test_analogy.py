@@ -158,7 +158,7 @@ def test_a_pair_keeps_its_class_in_the_files_of_a_job(make_job: MakeJob):
 @pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
 def test_training_lowers_the_loss(make_job: MakeJob, mode: str, batching: str):
     files = make_job(
-        QUESTIONS, loss="ANALOGY", mode=mode, batching=batching, prototypes=2, epochs=4, learning_rate=3e-3, margin=0.5
+        QUESTIONS, loss="ANALOGY", mode=mode, batching=batching, prototypes=2, epochs=6, learning_rate=3e-3, margin=0.5
     )
     task = load(files)
     encoders, objective = task.encoders(), task.objective()

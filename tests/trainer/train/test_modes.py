@@ -128,12 +128,13 @@ def test_a_batch_encodes_each_of_its_texts_once(make_job: MakeJob, passes, mode:
 @pytest.mark.parametrize("mode", PAIRED)
 def test_premises_are_encoded_as_their_texts_are_whatever_their_order(make_job: MakeJob, mode: str):
     outside = "a much longer fact that no generation has and that stands behind all the others"
-    task = load(make_job([*PAIRS, JudgedPair(QUERIES[0], "", outside, "POSITIVE", "train")], mode=mode))
+    pairs = [*PAIRS, JudgedPair(QUERIES[0], "", outside, "POSITIVE", "train")]
+    task = load(make_job(pairs, mode=mode, loss="TRIPLET_MARGIN"))
     encoders = task.encoders()
     encoders.premise.eval()
-    premises = task._premises()
+    premises = task.objective()._premises  # type: ignore[attr-defined]
     chosen = np.array([len(FACTS), 3, 0, 7])
-    vectors = premises.encode(encoders, chosen).detach().numpy()
+    vectors = premises.encode(encoders.premise, chosen).detach().numpy()
     each = [tensors_of(task.inputs.batches.inputs([text])) for text in (outside, FACTS[3], FACTS[0], FACTS[7])]
     alone = [encoders.premise(**one).detach().numpy()[0] for one in each]
     assert np.abs(vectors - np.stack(alone)).max() < 1e-5
@@ -154,7 +155,7 @@ def test_a_guide_compares_in_its_own_space_while_premises_are_trained(
     ((scores, _, _, guide, _),) = calls
     numbers = task.inputs.training_set.pairs(lambda example: example.positives)[objective._units.items(np.arange(4)), 1]
     known = torch.from_numpy(task.inputs.generation.float32()[np.unique(numbers)])
-    vectors = task._queries_by("")[:4]
+    vectors = torch.from_numpy(task._queries_by(""))[:4]
     assert torch.allclose(guide, vectors @ known.T, atol=1e-5)
     assert not torch.allclose(scores, guide, atol=1e-2)
 

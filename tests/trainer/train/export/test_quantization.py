@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from services.trainer.train.export import quantization
 from services.trainer.train.export.quantization import Int8Gate, Int8Trial, Recipe, add_int8, int8_gate, quantize
 from services.trainer.train.export.writer import PROBES
 from services.trainer.train.job import run_job
+from support.torn_disk import full_disk
 from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space, result_of
 
 DIM = 8
@@ -200,12 +200,8 @@ def test_where_the_fast_recipe_fails_the_finer_one_is_tried(tried, tmp_path: Pat
 
 
 def test_a_disk_without_room_for_int8_leaves_fp32_alone_and_a_reason(tried, tmp_path: Path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
-    try:
+    with full_disk(4_096):
         meta = tried()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert meta["reason"] == "the quantisation failed (OSError); the trainer's log has it"
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
 

@@ -56,10 +56,14 @@ async def test_a_loss_of_a_script_is_trained_published_and_served(
     gold = [(query.text, query.gold) for query in VALIDATION]
     options: dict[str, Any] = {"corpus": corpus, "data_sets": {"mine": tmp_path / "mine.jsonl"}, "validation": gold}
     options |= {"epochs": 4, "learning_rate": 3e-3, "batch_size": 8, "settings": settings, "margin": 0.3}
+    options |= {"directory": tmp_path / "begun"}
     async with AsyncExitStack() as stack:
         _, trainer = await stack.enter_async_context(serve_trainer(space, redis_url, namespace, tmp_path / "trainer"))
         _, encoder = await stack.enter_async_context(serve_encoder(space, redis_url, namespace, tmp_path / "encoder"))
         version = await asyncio.to_thread(run, example.cosine_hinge, **options)
+        with pytest.raises(errors.FailedPrecondition, match="a training of another loss, other options"):
+            await asyncio.to_thread(run, example.cosine_hinge, **{**options, "margin": 0.4})
+        assert await asyncio.to_thread(run, example.cosine_hinge, **options) == version
         registry = RegistryClient(trainer.channel)
         published = await registry.publish(version, wait_s=20, force=True)
         assert published.complete
