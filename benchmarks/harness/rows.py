@@ -75,9 +75,13 @@ class Rows:
 
 
 def surroundings() -> dict[str, str]:
-    """When and with what a result is measured: day, commit, the versions of Python and torch, processor."""
-    git = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    """When and with what a result is measured: day, commit, the versions of Python and torch, processor.
+
+    A commit is dirty where files differ from it, but for those in docs/results, which a run writes itself.
+    """
+    commit = _git("rev-parse", "--short=8", "HEAD")
+    if _git("diff", "HEAD", "--name-only", "--", ".", ":!docs/results"):
+        commit += "-dirty"
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -87,6 +91,10 @@ def surroundings() -> dict[str, str]:
         "torch": version("torch"),
         "processor": names[0] if names else platform.processor(),
     }
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def run(coroutine: Any) -> Any:

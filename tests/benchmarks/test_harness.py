@@ -3,9 +3,11 @@
 import ast
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import rows
 from benchmarks.harness.rows import ROOT
 from benchmarks.house.mutants import drawn, equivalent, mutants_of
 from benchmarks.house.weight import ROOMS, STOOD, is_generated, is_in, weight
@@ -18,6 +20,21 @@ def test_the_table_of_benchmarks_names_each_script():
     scripts = {path.stem for path in ROOT.glob("benchmarks/*/*.py") if '"__main__":' in path.read_text()}
     named = re.findall(r"^\| `([a-z0-9-]+)`", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(scripts - OTHER_COMMANDS - PART)
+
+
+@pytest.mark.parametrize(("changed", "dirty"), [("docs/results/seeds.md", False), ("code.py", True)])
+def test_what_a_run_writes_does_not_make_the_commit_dirty_that_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, dirty: bool
+):
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    for name in ("docs/results/seeds.md", "code.py"):
+        (tmp_path / name).write_text("before")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "one"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    (tmp_path / changed).write_text("after")
+    monkeypatch.setattr(rows, "ROOT", tmp_path)
+    assert rows.surroundings()["commit"].endswith("-dirty") is dirty
 
 
 SOURCE = '''"""Not mutated < > 1."""
