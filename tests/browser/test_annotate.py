@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.test_sight import held
 
 from aeenc import values
 from support.waiting import eventually
@@ -175,20 +176,14 @@ async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
         await page.keyboard.press("2")
-        answered = asyncio.Event()
-
-        async def late(route: Any) -> None:
-            await answered.wait()
-            await route.continue_()
-
-        await page.route("**/tree?hypothesis=tree-0", late)
+        release = await held(page, "**/tree?hypothesis=tree-0")
         await page.reload()
         await shown(page, "hypothesis 0")
         pressed = page.get_by_role("button", name="Accept candidate 2")
         assert await pressed.get_attribute("aria-pressed") == "true"
         async with page.expect_response("**/api/answer"):
             await page.keyboard.press("Control+Enter")
-        answered.set()  # the tree was not drawn yet: its person stays in it all the same
+        release()  # the tree was not drawn yet: its person stays in it all the same
         await page.get_by_text("This tree grows as soon as your answer is final").wait_for()
         announced = await page.get_by_role("status").all_inner_texts()
         await page.wait_for_timeout(1500)

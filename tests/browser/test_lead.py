@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from browser.test_sight import held
 
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.people import PAGE
@@ -41,14 +42,7 @@ async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -
         await dispute.wait_for()
         person = page.get_by_role("cell", name="bob", exact=True)
         await person.first.wait_for()
-        free = asyncio.Event()
-
-        async def late(route: Any) -> None:
-            await free.wait()
-            await route.continue_()
-
-        for call in ("agreement", "changes"):
-            await page.route(f"**/api/runs/{second}/{call}", late)
+        release = await held(page, f"**/api/runs/{second}/agreement", f"**/api/runs/{second}/changes")
         await chosen.select_option(second)
         await page.wait_for_timeout(300)
         assert await person.count() == 0, "the people of the other run"
@@ -56,7 +50,7 @@ async def test_nothing_of_one_run_stands_under_the_name_of_another(bench: Any) -
         await person.first.wait_for()
         await page.wait_for_timeout(1000)  # until nothing reads the figures again, which would hide it
         async with page.expect_response(f"**/api/runs/{second}/changes"):
-            free.set()
+            release()
         await page.wait_for_timeout(300)
         assert await person.count() > 0, "a late answer has replaced them"
         assert await dispute.count() == 1, "the disputes of all runs stay"
@@ -270,21 +264,14 @@ async def test_a_list_of_disputes_that_cannot_be_read_is_told(bench: Any) -> Non
         await disputed(at, "hypothesis 0")
         page = await at.window("lea", "adjudicator")
         await page.get_by_role("region", name="Disputed: hypothesis 0").wait_for()
-        free = asyncio.Event()
-
-        async def late(route: Any) -> None:
-            await free.wait()
-            await route.continue_()
-
         await page.route("**/api/events", lambda route: route.abort())
-        await page.route("**/api/queues", late)  # the run is chosen after the answer
-        await page.route("**/api/runs", late)
+        release = await held(page, "**/api/queues", "**/api/runs")  # the run is chosen after the answer
         await page.route("**/api/disputes*", lambda route: route.fulfill(status=500, json={"detail": "out of order"}))
         await page.goto(f"{at.url}/#lead")
         await page.reload()
         told = page.get_by_role("alert").filter(has_text="out of order")
         await told.wait_for()
-        free.set()
+        release()
         await page.get_by_role("heading", name="Agreement").wait_for()
         await page.wait_for_timeout(500)
         assert await told.count() == 1

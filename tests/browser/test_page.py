@@ -180,14 +180,13 @@ async def test_who_leaves_while_an_answer_is_sent_holds_no_task_that_they_do_not
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
         await not_explainable(page)
-        release = held(page, "**/api/answer")
-        await page.held
+        release = await held(page, "**/api/answer")
         await page.keyboard.press("Control+Enter")
         await page.get_by_role("button", name="Sending").wait_for()
         await page.get_by_role("link", name="Playground").click()
         await page.get_by_role("heading", name="Playground").wait_for()
         async with page.expect_response("**/api/answer"):
-            await release()
+            release()
         await page.wait_for_timeout(1000)
         nodes = [(await at.people.get_tree(run_id, f"tree-{n}")).nodes[0] for n in (0, 1)]
         assert [(one.answered, one.holders) for one in nodes] == [(1, ()), (0, ())]
@@ -228,19 +227,12 @@ async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(be
             await leave()
             await eventually(is_free)
             begin = page.get_by_role("link", name="Annotate")
-        free = asyncio.Event()
-
-        async def late(route: Any) -> None:
-            if "task" in route.request.post_data_json:
-                await free.wait()
-            await route.continue_()
-
-        await page.route("**/api/lease", late)
+        release = await held(page, "**/api/lease", of=of_a_task)
         async with page.expect_request(of_a_task):
             await begin.click()
         await leave()
         async with page.expect_response(lambda one: of_a_task(one.request)):
-            free.set()
+            release()
         await eventually(is_free)
         async with page.expect_request(of_a_task if asks == "ended" else "**/api/**"):
             await page.get_by_role("link", name="Annotate").click()
@@ -258,27 +250,24 @@ async def test_who_opens_another_node_while_the_held_task_is_asked_for_is_told_o
         await page.keyboard.press("2")
         await page.get_by_role("link", name="Playground").click()
         await page.get_by_role("heading", name="Playground").wait_for()
-        begun, free = asyncio.Event(), asyncio.Event()
 
         async def is_free() -> bool:
             return not any(node.holders for node in (await at.people.get_tree(run_id, "tree-0")).nodes)
 
-        async def late(route: Any) -> None:
-            if not begun.is_set():
-                begun.set()
-                await free.wait()
-            await route.continue_()
+        def of_the_first(request: Any) -> bool:
+            return request.url.endswith("/api/lease") and request.post_data_json.get("task") == task_id
 
         await eventually(is_free)
-        await page.route("**/api/lease", late)
-        await page.get_by_role("link", name="Annotate").click()
-        await begun.wait()
+        task_id = (await at.people.get_tree(run_id, "tree-0")).nodes[1].task_id
+        release = await held(page, "**/api/lease", of=of_the_first)
+        async with page.expect_request(of_the_first):
+            await page.get_by_role("link", name="Annotate").click()
         await page.keyboard.press("o")
         await page.get_by_role("button", name="Reopen: hypothesis 0").click()
         await page.get_by_role("tree").get_by_role("button", name=second).click()
         await shown(page, second)
         async with page.expect_response(lambda one: "came late" in (one.request.post_data or "")):
-            free.set()
+            release()
         await page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         assert not await page.get_by_text("Your time for").count(), "nobody else has it"
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,19 +36,18 @@ async def judgements(bench: Any, run_id: str, task: int = 0) -> list[str]:
     return [one.judgement.name for answer in tasks[task].answers for one in answer.verdicts]
 
 
-def held(page: Any, path: str) -> Callable[[], Awaitable[None]]:
-    """Holds the answers of a path back until what it returns is called."""
+async def held(page: Any, *paths: str, of: Callable[[Any], bool] = lambda _: True) -> Callable[[], None]:
+    """Holds the requests to paths back, or those `of` them that this is true of, until what it returns is called."""
     free = asyncio.Event()
 
-    async def wait(route: Any) -> None:
-        await free.wait()
+    async def late(route: Any) -> None:
+        if of(route.request):
+            await free.wait()
         await route.continue_()
 
-    async def release() -> None:
-        free.set()
-
-    page.held = page.route(path, wait)
-    return release
+    for path in paths:
+        await page.route(path, late)
+    return free.set
 
 
 async def test_a_new_task_opens_at_its_hypothesis(bench: Any) -> None:
@@ -387,8 +386,7 @@ async def test_the_tree_of_the_last_task_never_stands_beside_the_next(bench: Any
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
         await page.get_by_text("question 0").wait_for()
-        release = held(page, "**/tree?hypothesis=tree-0")
-        await page.held
+        release = await held(page, "**/tree?hypothesis=tree-0")
         await page.keyboard.press("1")
         await page.reload()
         await shown(page, "hypothesis 0")
@@ -396,7 +394,7 @@ async def test_the_tree_of_the_last_task_never_stands_beside_the_next(bench: Any
         await page.keyboard.press("k")
         await shown(page, "hypothesis 1")
         await page.get_by_text("question 1").wait_for()
-        await release()
+        release()
         await page.wait_for_timeout(700)
         assert await page.get_by_text("question 0").count() == 0
         assert await page.get_by_text("question 1").count() == 1
@@ -408,14 +406,13 @@ async def test_what_is_judged_is_frozen_while_it_is_sent(bench: Any) -> None:
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
         await page.keyboard.press("1")
-        release = held(page, "**/api/answer")
-        await page.held
+        release = await held(page, "**/api/answer")
         await page.keyboard.press("Control+Enter")
         await page.keyboard.press("2")
         await page.locator(ROWS).nth(2).click(force=True)
         assert await page.locator('.candidates [aria-pressed="true"]').count() == 1
         await page.get_by_role("button", name="Sending").wait_for()
-        await release()
+        release()
         await page.get_by_text("Submitted").wait_for()
         assert (await judgements(at, run_id)).count("EXPLAINS") == 1
 
@@ -426,15 +423,14 @@ async def test_a_renewal_that_the_answer_overtook_is_no_error(bench: Any) -> Non
         page = await at.window("ann")
         await shown(page, "hypothesis 0")
         await page.keyboard.press("1")
-        release = held(page, "**/api/renew")
-        await page.held
+        release = await held(page, "**/api/renew")
         async with page.expect_request("**/api/renew"):
             pass
         await page.keyboard.press("Control+Enter")
         await shown(page, "hypothesis 1")
         await page.get_by_text("Submitted").wait_for()
         async with page.expect_response("**/api/renew"):
-            await release()
+            release()
         await page.wait_for_timeout(300)
         assert await page.get_by_role("alert").count() == 0
 

@@ -168,8 +168,7 @@ async def test_a_task_that_comes_late_waits_while_an_earlier_answer_is_open(benc
         await at.people.submit(lease, [])
         page = await at.window("ann")
         await page.get_by_text("Nothing waits for you").wait_for()
-        release = held(page, "**/api/lease")
-        await page.held
+        release = await held(page, "**/api/lease")
         async with page.expect_request("**/api/lease"):
             await at.run(["hypothesis 1"], max_depth=0)
         await page.keyboard.press("o")
@@ -177,7 +176,7 @@ async def test_a_task_that_comes_late_waits_while_an_earlier_answer_is_open(benc
         await page.get_by_role("button", name="Reopen: hypothesis 0").click()
         await shown(page, "hypothesis 0")
         async with page.expect_response("**/api/lease"):
-            await release()
+            release()
         await page.wait_for_timeout(300)
         await shown(page, "hypothesis 0")
         await page.keyboard.press("k")
@@ -191,14 +190,13 @@ async def test_an_answer_that_comes_after_its_dialog_was_closed_opens_nothing(be
         await at.people.submit(lease, [lease.task.candidates[0].premise.id])
         page = await at.window("ann")
         await shown(page, "hypothesis 1")
-        release = held(page, "**/answers")
-        await page.held
+        release = await held(page, "**/answers")
         await page.goto(f"{at.url}/#annotate/{run_id}/{lease.task.task_id}")
         await page.get_by_role("dialog", name="Your answers").wait_for()
         await page.keyboard.press("Escape")
         await page.get_by_role("dialog", name="Your answers").wait_for(state="detached")
         async with page.expect_response("**/answers"):
-            await release()
+            release()
         await page.wait_for_timeout(300)
         assert await page.get_by_text("You are changing").count() == 0
         await shown(page, "hypothesis 1")
