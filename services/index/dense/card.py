@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from aeenc import errors
 from services.corpus.arrays import norms_of
 from services.devices import is_out_of_memory
-from services.index.dense.exact import UNIT_ROUNDOFF, Proposal, ProposerLost
+from services.index.dense.exact import UNIT_ROUNDOFF, Proposal, ProposerLost, best_of
 from services.kit.logs import get
 from services.onnx_devices import CPU, Placement, providers_of
 
@@ -162,7 +162,7 @@ class Card:
     def _multiply(
         self, parts: list[Any], queries: NDArray[np.float16], width: int, allowed: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        scores, ordinals = [], []
+        found = []
         for number, part in enumerate(parts):
             start, rows = number * PART_ROWS, part.shape()[0]
             binding = self._session.io_binding()
@@ -175,12 +175,9 @@ class Card:
             for name in ("scores", "ordinals"):
                 binding.bind_output(name)
             self._session.run_with_iobinding(binding)
-            found, of = binding.copy_outputs_to_cpu()
-            scores.append(found.astype(np.float32))
-            ordinals.append(of + start)
-        every, where = np.concatenate(scores, axis=1), np.concatenate(ordinals, axis=1)
-        best = np.argsort(-every, axis=1)[:, :width]
-        return np.take_along_axis(every, best, axis=1), np.take_along_axis(where, best, axis=1)
+            scores, ordinals = binding.copy_outputs_to_cpu()
+            found.append((scores.astype(np.float32), ordinals + start))
+        return best_of(found, width)
 
     def _copy(self, vectors: NDArray[Any]) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(vectors, dtype=np.float16), *self._at)

@@ -17,7 +17,7 @@ This module has no locks and no threads; the batcher calls it from one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -296,12 +296,7 @@ def selector_of(allowed: NDArray[np.bool_] | None) -> Any:
 class Int8Proposer:
     """Proposes by integers rounded from `vectors` (rows, dim), in a quarter of their memory."""
 
-    on_card = False
-
-    @property
-    def up_to(self) -> int:
-        """The most hits that it is asked for."""
-        return COARSE_UP_TO
+    up_to, on_card = COARSE_UP_TO, False
 
     def __init__(self, vectors: NDArray[Any]) -> None:
         rows, dim = vectors.shape
@@ -324,21 +319,27 @@ class Int8Proposer:
         """
         bias = self._everywhere if allowed is None else np.where(allowed, np.float32(0), _OUT_OF_REACH)
         found = [
-            _best_of(session, queries, min(width, part.stop - part.start), bias[part])
+            _in_block(session, queries, min(width, part.stop - part.start), bias[part])
             for session, part in zip(self._sessions, self._parts, strict=True)
         ]
-        scores, ordinals = found[0]["scores"], found[0]["ordinals"]
-        if len(found) > 1:
-            scores = np.concatenate([one["scores"] for one in found], axis=1)
-            starts = zip(found, self._parts, strict=True)
-            ordinals = np.concatenate([one["ordinals"] + part.start for one, part in starts], axis=1)
-            best = np.argsort(-scores, axis=1)[:, :width]
-            scores, ordinals = (np.take_along_axis(of, best, axis=1) for of in (scores, ordinals))
+        placed = zip(found, self._parts, strict=True)
+        scores, ordinals = best_of([(one["scores"], one["ordinals"] + part.start) for one, part in placed], width)
         error, length = (found[0][name][:, 0].astype(np.float64) for name in ("query_error", "length"))
         return Proposal(ordinals, scores, error * self._by_error + length * self._by_length)
 
 
-def _best_of(
+def best_of(
+    found: Sequence[tuple[NDArray[Any], NDArray[np.int64]]], width: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Joins the scores and ordinals (n, ≤ width) that blocks of rows propose: the best `width` of all, best first."""
+    if len(found) == 1:
+        return found[0]
+    scores, ordinals = (np.concatenate(of, axis=1) for of in zip(*found, strict=True))
+    best = np.argsort(-scores, axis=1)[:, :width]
+    return np.take_along_axis(scores, best, axis=1), np.take_along_axis(ordinals, best, axis=1)
+
+
+def _in_block(
     session: ort.InferenceSession, queries: NDArray[np.float32], width: int, bias: NDArray[np.float32]
 ) -> dict[str, NDArray[Any]]:
     """The best rows of one block for each query, best first, and what rounding the queries cost; bounded in memory."""

@@ -261,7 +261,7 @@ def test_the_nearest_among_some_rows_are_exact_and_ties_go_to_the_lower_ordinal(
     assert any(a + 600 == b for a, b in zip(found.ordinals, found.ordinals[1:], strict=False)), "no twins were found"
 
 
-SMALL = {"SCAN_ROWS": 9, "SLACK": 2, "COARSE_UP_TO": 6, "WIDEST": 40, "BLOCK_ROWS": 16, "CACHED_ROWS": 8}
+SMALL = {"SCAN_ROWS": 9, "SLACK": 2, "WIDEST": 40, "BLOCK_ROWS": 16, "CACHED_ROWS": 8}
 SMALLER = {"SCAN_UP_TO": 2, "CODED_ROWS": 7, "CONSTANT_BYTES": 120, "SCORES_AT_ONCE": 100}
 
 
@@ -271,6 +271,7 @@ SMALLER = {"SCAN_UP_TO": 2, "CODED_ROWS": 7, "CONSTANT_BYTES": 120, "SCORES_AT_O
 def test_whatever_is_asked_equals_a_brute_force_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, seed: int, coarse: str, dtype: type
 ) -> None:
+    monkeypatch.setattr(Int8Proposer, "up_to", 6)
     for name, value in {**SMALL, **SMALLER}.items():
         monkeypatch.setattr(exact, name, value)
     for name, value in {"PART_ROWS": 37, "QUERIES_AT_ONCE": 4}.items():
@@ -315,6 +316,7 @@ def test_whatever_is_asked_equals_a_brute_force_to_the_bit(
 def test_whoever_costs_least_is_asked(
     monkeypatch: pytest.MonkeyPatch, rows: int, scan_rows: int, allowed: int | None, k: int, asked: list[str]
 ) -> None:
+    monkeypatch.setattr(Int8Proposer, "up_to", 6)
     for name, value in {**SMALL, "SCAN_ROWS": scan_rows}.items():
         monkeypatch.setattr(exact, name, value)
     matrix, seen = crowded(3000)[:rows], list[str]()
