@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from aeenc import Client
 from aeenc.calls.encoding import Precision
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.evaluation import gold_of, strict_gold
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.ranking.fusion import Prior
 from services.index.values import FEATURES, VECTOR_FEATURES, WIDE_FEATURES, Explanation, SearchHits
@@ -102,14 +103,11 @@ def held_out_of(client: Client, fold: Dataset, texts: Sequence[str], version: st
     """
     serve_fold(client, version)
     ordinal = {text: n for n, text in enumerate(texts)}
-    strict = [
-        (query.text, [ordinal[one] for one in query.gold if one != query.text]) for query in fold.queries(HELD_OUT)
-    ]
-    asked = [(text, gold) for text, gold in strict if gold]
-    vectors = encoded(client, [text for text, _ in asked], version=version)
+    asked = list(strict_gold(gold_of(fold, HELD_OUT)))
+    texts = [text for text, _ in asked]
+    gold = [[ordinal[one] for one in premises] for _, premises in asked]
     learned = [Explanation(query.text, query.gold) for query in fold.queries(TRAINED)]
-    prior = Prior.over(learned, ordinal)
-    return HeldOut([text for text, _ in asked], [gold for _, gold in asked], vectors, prior)
+    return HeldOut(texts, gold, encoded(client, texts, version=version), Prior.over(learned, ordinal))
 
 
 def pair_scores(

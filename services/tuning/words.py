@@ -41,14 +41,7 @@ LENGTH = 200  # of the lists whose recall is maximised
 DEPTH = 1000  # of the rankings whose MAP is
 Ranker = Literal["bm25", "iterative"]
 Queries = Sequence[tuple[str, Mapping[str, float]]]
-_ENVIRONMENT = {
-    "k1": "BM25_K1",
-    "b": "BM25_B",
-    "words": "BM25_WORDS",
-    "first_scale": "ITERATIVE_FIRST_SCALE",
-    "downscale": "ITERATIVE_DOWNSCALE",
-    "growth": "ITERATIVE_GROWTH",
-}
+_OF_BM25 = ("k1", "b", "words")  # the other settings are of iterative BM25
 
 
 @dataclass(frozen=True)
@@ -118,15 +111,6 @@ def ranks_in(hits: SearchHits, ordinals: Iterable[int]) -> Ranks:
     return np.array([ranks.get(one, UNRANKED) for one in ordinals], dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The best settings, their value on the tuned split, and that of the defaults."""
-
-    settings: LexicalSettings
-    value: float
-    default_value: float
-
-
 def searched(
     value: Callable[[optuna.Trial], float], first: Iterable[Mapping[str, Any]], trials: int, seed: int
 ) -> optuna.Study:
@@ -148,15 +132,12 @@ def check_installed(extras: Mapping[str, str]) -> None:
             raise FailedPrecondition(f"this needs {module}; install aeenc-services with the extra {extra}")
 
 
-def tune(measured: Measured, *, trials: int, seed: int, lemmas: bool = False) -> Tuned:
+def tune(measured: Measured, *, trials: int, seed: int, lemmas: bool = False) -> LexicalSettings:
     """Searches for the best settings. Equal seeds give equal results."""
     words = ["stems", "words", *(["lemmas"] if lemmas else [])]
-    defaults = asdict(LexicalSettings())
-    named = ("k1", "b", "words") if measured.ranker == "bm25" else tuple(defaults)
-    first = {name: defaults[name] for name in named}
+    first = asdict(LexicalSettings())
     study = searched(lambda trial: measured.value(_proposed(trial, measured.ranker, words)), [first], trials, seed)
-    best = replace(LexicalSettings(), **study.best_params)
-    return Tuned(best, study.best_value, float(study.trials[0].value or 0.0))
+    return replace(LexicalSettings(), **study.best_params)
 
 
 def _proposed(trial: optuna.Trial, ranker: Ranker, words: list[str]) -> LexicalSettings:
@@ -219,19 +200,18 @@ def command(
         {"optuna": "index-tune", "Stemmer": "index-cpu"} | ({"simplemma": "index-lemmas"} if lemmas else {})
     )
     out = output_of(context)
-    measured = measured_on(data, split, ranker, queries, seed)
-    found = tune(measured, trials=trials, seed=seed, lemmas=lemmas)
-    rows = [(split, len(measured.queries), found.default_value, found.value)]
+    splits = [(split, measured_on(data, split, ranker, queries, seed))]
     if check:
-        other = measured_on(data, check, ranker, 0, seed)
-        rows.append((check, len(other.queries), other.value(LexicalSettings()), other.value(found.settings)))
-    told = asdict(found.settings)
-    defaults = asdict(LexicalSettings())
-    environment = {
-        f"AEENC_INDEX_{name}": f"{told[key]:g}" if isinstance(told[key], float) else told[key]
-        for key, name in _ENVIRONMENT.items()
-        if told[key] != defaults[key]
-    }
+        splits.append((check, measured_on(data, check, ranker, 0, seed)))
+    measured, defaults = splits[0][1], LexicalSettings()
+    found = tune(measured, trials=trials, seed=seed, lemmas=lemmas)
+    rows = [(name, len(one.queries), one.value(defaults), one.value(found)) for name, one in splits]
+    told, environment = asdict(found), dict[str, str]()
+    for name, value in told.items():
+        if value != getattr(defaults, name):
+            ranked_by = "BM25" if name in _OF_BM25 else "ITERATIVE"
+            number_or_word = f"{value:g}" if isinstance(value, float) else value
+            environment[f"AEENC_INDEX_{ranked_by}_{name.upper()}"] = number_or_word
     result = {
         "metric": measured.metric,
         "settings": told,

@@ -159,9 +159,15 @@ def test_tuning_is_never_worse_than_the_defaults_and_repeats_itself():
     pytest.importorskip("optuna")
     measured = measured_on(SAMPLE, "train", "iterative", 4, 3)
     found = tune(measured, trials=4, seed=1)
-    assert found.value == measured.value(found.settings)
-    assert found.value >= found.default_value == measured.value(LexicalSettings())
+    assert measured.value(found) >= measured.value(LexicalSettings())
     assert tune(measured, trials=4, seed=1) == found
+
+
+def test_a_split_to_check_on_that_is_not_there_is_named_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("optuna")
+    monkeypatch.setattr("services.tuning.words.tune", lambda *_, **__: pytest.fail("tried"))
+    ended = CliRunner().invoke(app, ["--json", "tune", "--data", str(SAMPLE), "--check", "nowhere"])
+    assert "nowhere" in ended.output
 
 
 def test_the_command_prints_what_the_index_reads(monkeypatch: pytest.MonkeyPatch):
