@@ -58,16 +58,18 @@ def import_generation(store: ArtifactStore, source: Path, corpus: str = "", *, a
         corpus = corpus or own
         check_corpus_name(corpus)
         manifest = json.loads(archive.read(prefix + MANIFEST))
+
+        def check_id(made: str) -> None:
+            if corpus == own and made != generation:
+                raise errors.DataLoss(f"{source} holds {made}, its manifest says {generation}; export it again")
+
         with store.writer(manifest["kind"], folder_of(corpus)) as writer:
             for name in manifest["files"]:
                 if prefix + name not in archive.files or "/" in name:
                     raise errors.DataLoss(f"{source} lacks {name!r} of generation {generation}; export it again")
                 with (writer.path / name).open("wb") as file:
                     archive.copy(prefix + name, file)
-            artifact = writer.commit({**manifest["meta"], "corpus": corpus}, id_prefix="g")
-    if corpus == own and artifact.id != generation:
-        store.delete(folder_of(corpus), artifact.id)
-        raise errors.DataLoss(f"{source} holds {artifact.id}, its manifest says {generation}; export it again")
+            artifact = writer.commit({**manifest["meta"], "corpus": corpus}, id_prefix="g", announce=check_id)
     artifact = store.push(folder_of(corpus), artifact.id)
     if activate:
         write_active(store, corpus, artifact.id)

@@ -1,7 +1,7 @@
 """A generation that is exported from one deployment and imported into another: the same answers, or a refusal."""
 
 import json
-import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from aeenc import errors
 from services.launcher.backups.archive import Backup, new_backup
 from services.launcher.backups.generations import export_generation, import_generation
 from services.launcher.backups.restoring import check
-from services.store.artifacts import ArtifactStore
+from services.store.artifacts import MANIFEST, ArtifactStore
 from support.waiting import eventually
 from support.worlds.index_world import FACTS, facts
 
@@ -71,17 +71,32 @@ def test_what_was_changed_cut_off_or_is_something_else_is_refused_and_nothing_is
     assert other.list("generations/science") == []
 
 
+def rewritten(exported: Path, change: Callable[[str], str]) -> Path:
+    """The archive with other file names and another manifest of its generation; it has its own hashes."""
+    target = exported.with_name("forged.tar")
+    with closing(Backup(exported)) as archive, new_backup(target) as forged:
+        for name in archive.files:
+            data = archive.read(name)
+            is_manifest = name.endswith(MANIFEST)
+            forged.add_bytes(change(name), change(data.decode()).encode() if is_manifest else data)
+        said = {name: archive.manifest[name] for name in ("kind", "corpora", "checkpoints", "damaged")}
+        forged.finish(json.loads(change(json.dumps(said))))
+    return target
+
+
 def test_an_archive_that_leads_out_of_its_place_writes_nothing(exported: Path, tmp_path: Path):
-    with tarfile.open(exported) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
-        tar.extractall(tmp_path / "open")
-    manifest = next((tmp_path / "open").rglob("generations/**/manifest.json"))
-    said = json.loads(manifest.read_text())
-    said["files"]["../../../../evil"] = said["files"].pop(next(iter(said["files"])))
-    manifest.write_text(json.dumps(said))
-    with pytest.raises(errors.DataLoss):
-        import_generation(ArtifactStore(tmp_path / "other"), tmp_path / "open")
+    forged = rewritten(exported, lambda text: text.replace('"vectors.npy"', '"../../../../evil"'))
+    with pytest.raises(errors.DataLoss, match="lacks '../../../../evil'"):
+        import_generation(ArtifactStore(tmp_path / "other"), forged)
     assert not list(tmp_path.rglob("evil"))
+
+
+def test_an_archive_under_another_id_is_refused_and_what_stands_stays(exported: Path, artifact_store: ArtifactStore):
+    [standing] = artifact_store.list("generations/science")
+    forged = rewritten(exported, lambda text: text.replace(standing, "g0123456789abcdef"))
+    with pytest.raises(errors.DataLoss, match="its manifest says g0123456789abcdef"):
+        import_generation(artifact_store, forged)
+    assert artifact_store.list("generations/science") == [standing]
 
 
 async def test_an_export_names_what_is_missing_and_overwrites_nothing(exported: Path, artifact_store: ArtifactStore):
