@@ -44,7 +44,8 @@ class GenerationHolds:
         except errors.AeencError as error:
             log.warning("nothing keeps a generation", holder=name, generation=generation, reason=error.message)
             if not isinstance(error, _PASSING):  # else a later look tries again
-                await self._forget(work_id)
+                with contextlib.suppress(errors.Unavailable):  # Redis is away since: the same look forgets it
+                    await self._forget(work_id)
 
     async def release(self, work_id: str) -> bool:
         """Ends the hold of work that is over. False: it stays for now."""

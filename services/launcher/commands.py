@@ -51,7 +51,7 @@ def up(
         bool | None, typer.Option("--workbench/--no-workbench", help="Also serve the page on which people judge.")
     ] = None,
     gold: Annotated[Path | None, typer.Option(help="Also serve a gold oracle over this directory's trees.")] = None,
-    split: Annotated[str, typer.Option(help="The split of --gold that answers.")] = "train",
+    split: Annotated[str | None, typer.Option(show_default="train", help="The split of --gold that answers.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A Redis of yours instead of a private one.")] = None,
     tokens: Annotated[
         Path | None, typer.Option(help="File of named credentials; needs --token and --admin-token, too.")
@@ -66,11 +66,13 @@ def up(
     out = output_of(context)
     known = fleet.options() or Options()
     if fleet.options() is None:
-        others = ", ".join(map(str, running_elsewhere(fleet.home)))
-        named = f"; another one runs in {others}, which --home or AEENC_HOME names" if others else ""
-        out.note(f"a new fleet in {fleet.home}{named}")
-    if gold is not None:
-        gold_of(load_data(gold), split)  # before anything is touched
+        out.note(f"a new fleet in {fleet.home}{_elsewhere(fleet)}")
+    gold_trees = known.gold_trees if gold is None else str(gold.resolve())
+    gold_split = split or (known.gold_split if gold is None else "train")
+    if split and not gold_trees:
+        raise InvalidArgument(f"--split {split} is that of a gold oracle; name its trees, too, with --gold DIR")
+    if gold or split:
+        gold_of(load_data(Path(gold_trees)), gold_split)  # before anything is touched
     with_workbench = known.workbench if workbench is None else workbench
     if with_workbench and find_spec("aeenc_workbench") is None:
         raise InvalidArgument(
@@ -90,8 +92,8 @@ def up(
         people=known.people if people is None else dict(_parse_queue(text) for text in people),
         guideline=known.guideline if guideline is None else str(guideline.resolve()),
         workbench=with_workbench,
-        gold_trees=known.gold_trees if gold is None else str(gold.resolve()),
-        gold_split=known.gold_split if gold is None else split,
+        gold_trees=gold_trees,
+        gold_split=gold_split,
         redis_url=known.redis_url if redis_url is None else redis_url,
         tokens_file=known.tokens_file if tokens is None else str(tokens.resolve()),
         credentials=fleet.credentials,
@@ -114,6 +116,12 @@ def up(
         typer.echo(f"Workbench, to be opened once within an hour: {link['sign_in']}")  # in one line: it is to be copied
 
 
+def _elsewhere(fleet: Fleet) -> str:
+    """Says where other fleets run; empty where none does."""
+    others = ", ".join(map(str, running_elsewhere(fleet.home)))
+    return f"; another one runs in {others}, which --home or AEENC_HOME names" if others else ""
+
+
 def _next_step(index: str, token: str | None) -> str:
     """Says what can be done with the corpora that there are."""
     names: list[str] = []
@@ -129,7 +137,7 @@ def down(context: typer.Context, home: Home = None) -> None:
     """Stops what `up` has started; what it keeps stays."""
     fleet = Fleet(home or default_home())
     ended = fleet.down()
-    text = f"ended {', '.join(ended)}" if ended else f"nothing of {fleet.home} was running"
+    text = f"ended {', '.join(ended)}" if ended else f"nothing of {fleet.home} was running{_elsewhere(fleet)}"
     output_of(context).result({"home": str(fleet.home), "ended": ended}, text)
 
 

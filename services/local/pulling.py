@@ -29,6 +29,7 @@ from aeenc.errors import DataLoss, InvalidArgument, TooLarge, Unavailable
 from aeenc.transport.addresses import is_loopback
 from services.corpus.commands import store_of
 from services.store.artifacts import BLOCK_BYTES, MANIFEST, MANIFEST_BYTES_MAX, Artifact, ArtifactStore, read_manifest
+from services.store.files import full_disk_is_unavailable
 from services.store.formats import damage_is_data_loss
 
 FOLDER = "checkpoints"
@@ -153,7 +154,8 @@ def _fetch(source: str, name: str, to: Path, most: int) -> str:
     """Streams a file of at most so many bytes to the disk; returns its SHA-256."""
     digest, left = hashlib.sha256(), most
     try:
-        with _opened(source, name) as content, to.open("xb") as file:
+        full_disk = full_disk_is_unavailable(f"the disk of {to.parent.parent}", "free space there")
+        with full_disk, _opened(source, name) as content, to.open("xb") as file:
             while block := content.read(min(BLOCK_BYTES, left + 1)):
                 left -= len(block)
                 if left < 0:

@@ -89,7 +89,7 @@ def test_an_oracle_is_added_to_those_before_and_one_that_changes_is_said(tmp_pat
     assert options.oracles == {"mine": "h:4", "other": "h:3"}
 
 
-def test_a_first_up_says_where_it_is_and_where_another_fleet_runs(tmp_path: Path, up: Callable[..., Result]):
+def test_a_first_up_and_a_down_of_nothing_say_where_another_fleet_runs(tmp_path: Path, up: Callable[..., Result]):
     other = tmp_path / "other"
     other.mkdir()
     (other / "fleet.json").write_text("{}")
@@ -97,10 +97,18 @@ def test_a_first_up_says_where_it_is_and_where_another_fleet_runs(tmp_path: Path
     with running(["sleep", "60"], env=environment) as process:
         while b"ARTIFACTS_DIR" not in Path(f"/proc/{process.pid}/environ").read_bytes():
             time.sleep(0.01)  # the kernel shows it a moment after the program has begun
-        told = " ".join(up().stderr.split())
-    assert f"a new fleet in {tmp_path}; another one runs in " in told
-    assert str(other) in told
+        told = [" ".join(up().stderr.split()), CliRunner().invoke(app, ["down", "--home", str(tmp_path)]).stdout]
+    assert f"a new fleet in {tmp_path}; another one runs in " in told[0]
+    assert all(str(other) in "".join(one.split()) for one in told)
     assert "a new fleet" not in up().stderr
+
+
+def test_another_split_answers_from_the_trees_that_are_known(tmp_path: Path, up: Callable[..., Result]):
+    for flags, split in ((["--gold", str(SAMPLE)], "train"), (["--split", "dev"], "dev"), ([], "dev")):
+        assert up(*flags).exit_code == 0
+        options = Fleet(tmp_path).options()
+        assert options is not None
+        assert (options.gold_trees, options.gold_split) == (str(SAMPLE), split)
 
 
 def test_the_people_of_a_fleet_have_a_guideline(tmp_path: Path, up: Callable[..., Result]):
@@ -160,9 +168,11 @@ def test_the_workbench_speaks_no_tls_whatever_the_user_has_set(tmp_path: Path, m
         (["--oracle-token", "mine=nothing"], "nothing cannot be read (No such file or directory)"),
         (["--oracle-token", "mine=empty"], "is empty; write the token"),
         (["--oracle-token", "mine=blank"], "not visible ASCII"),
+        (["--split", "dev"], "name its trees, too, with --gold DIR"),
+        (["--gold", str(SAMPLE), "--split", "nowhere"], "nowhere"),
     ],
 )
-def test_a_token_that_cannot_be_had_stops_up_and_none_is_shown(
+def test_what_cannot_be_had_stops_up_and_no_token_is_shown(
     tmp_path: Path, up: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str
 ):
     monkeypatch.chdir(tmp_path)

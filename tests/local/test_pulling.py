@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -146,6 +147,17 @@ def test_what_is_wrong_is_refused_by_name_and_nothing_is_kept(release: TinyCheck
     with pytest.raises(kind, match=said):
         pull(str(release.artifact.path), store)
     assert [one.name for one in (store.root / "checkpoints").iterdir()] == [".writing.lock"]
+
+
+def test_a_full_disk_is_named_and_not_the_source(release: TinyCheckpoint, tmp_path: Path):
+    store = ArtifactStore(tmp_path / "home")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # stands for the full disk
+    try:
+        with pytest.raises(errors.Unavailable, match=f"the disk of {store.root}/checkpoints is full.*free space there"):
+            pull(str(release.artifact.path), store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_another_manifest_a_larger_model_and_an_open_address_are_refused(

@@ -86,7 +86,7 @@ def rewritten(exported: Path, change: Callable[[str], str]) -> Path:
 
 def test_an_archive_that_leads_out_of_its_place_writes_nothing(exported: Path, tmp_path: Path):
     forged = rewritten(exported, lambda text: text.replace('"vectors.npy"', '"../../../../evil"'))
-    with pytest.raises(errors.DataLoss, match="lacks '../../../../evil'"):
+    with pytest.raises(errors.DataLoss, match=r"lacks '\.\./.*evil'"):
         import_generation(ArtifactStore(tmp_path / "other"), forged)
     assert not list(tmp_path.rglob("evil"))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from services.corpus.generation import PremiseRecord
 from services.corpus.holds import GenerationHolds
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
+from services.launcher.private_redis import start_private_redis
+from services.store.life_cycles import WorkKeys
+from services.store.redis import connect
 from services.trainer.jobs import garbage as collection
 from services.trainer.jobs.runner import JobRunner
 from support.waiting import eventually
@@ -133,3 +137,17 @@ async def test_what_a_dead_trainer_has_left_and_what_was_lost_is_set_right_at_a_
         live = await held.start(trainer)
         await held.index.release(held.corpus, held.generation, f"job-{live.id}")
         await held.until_held_by(f"job-{live.id}")
+
+
+async def test_work_goes_on_without_a_hold_when_redis_goes_after_the_index_has_refused_it(tmp_path: Path):
+    server = start_private_redis(tmp_path)
+    redis = connect(server.url)
+
+    async def refuse(*_: str) -> None:
+        server.stop()
+        raise errors.NotFound("corpus 'science' has no generation 'g1'")
+
+    index: Any = SimpleNamespace(hold=refuse)
+    async with aclosing(redis):
+        await GenerationHolds(redis, WorkKeys("n", "job"), index).hold("1", "science", "g1")
+    assert server.process.poll() is not None
