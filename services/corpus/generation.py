@@ -150,12 +150,10 @@ class Ordinals(Mapping[str, int]):
 
     def __getitem__(self, name: str) -> int:
         wanted = np.uint64(hash64(name))
-        position = int(np.searchsorted(self._hashes, wanted))
-        while position < len(self._hashes) and self._hashes[position] == wanted:
-            ordinal = int(self._ordinals[position])
+        first, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
+        for ordinal in self._ordinals[first:end].tolist():
             if name in self._names(self._premises[ordinal]):
-                return ordinal
-            position += 1
+                return int(ordinal)
         raise KeyError(name)
 
     def __len__(self) -> int:
