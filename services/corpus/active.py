@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from aeenc import errors
-from services.corpus.generation import check_corpus_name, folder_of
+from services.corpus.generation import check_corpus_name, corpora_of, folder_of
 from services.corpus.moves import ACTIVATION, Move, MoveRequest, Records, made_before, make_move, read_move
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
@@ -43,8 +43,9 @@ def named_or_active(store: ArtifactStore, corpus: str, generation: str) -> str:
     check_corpus_name(corpus)
     if found := generation or read_active(store, corpus):
         return found
-    problem = f"corpus {corpus!r} has no active generation in {store.root}"
-    raise errors.NotFound(f"{problem}; activate one, or name one (generation)")
+    known = ", ".join(corpora_of(store)) or "none"
+    problem = f"corpus {corpus!r} has no active generation in {store.root}, whose corpora are: {known}"
+    raise errors.NotFound(f"{problem}; activate one, or name one (generation), another corpus or another store")
 
 
 def latest_move(store: ArtifactStore, corpus: str) -> Move:

@@ -336,8 +336,8 @@ def test_a_home_goes_into_another_home_without_its_secrets(tmp_path: Path):
     done = aeenc("--json", "backup", tmp_path / "backup.tar", "--home", home)
     assert done.exit_code == 0, done.output
     assert SECRET.encode() not in (tmp_path / "backup.tar").read_bytes()
-    done = aeenc("--json", "restore", tmp_path / "backup.tar", "--check")
-    assert json.loads(done.stdout)["sound"] is True
+    checked = json.loads(aeenc("--json", "restore", tmp_path / "backup.tar", "--check").stdout)
+    assert (checked["sound"], checked["size_bytes"]) == (True, json.loads(done.stdout)["size_bytes"])
     done = aeenc("--json", "restore", tmp_path / "backup.tar", "--home", tmp_path / "other")
     assert done.exit_code == 0, done.output
     (tmp_path / "other" / "artifacts" / RESTORING).mkdir()

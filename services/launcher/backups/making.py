@@ -81,8 +81,8 @@ async def make_backup(redis: Redis, store: ArtifactStore, target: Path, namespac
             "corpora": records.active,
             "damaged": damaged,
         }
+        size = sum(one.size_bytes for one in backup.files.values())
         backup.finish(said)
-    size = sum(one.size_bytes for one in backup.files.values())
     return Made(len(captured.keys), len(held), len(records.active), size, round(took_s, 3), tuple(damaged))
 
 
