@@ -33,5 +33,5 @@ with aeenc.connect() as client:
     pairs = list(client.sampler.list_pairs(run.id))
     late = [pair for pair in pairs if place[pair.premise_id] >= place[lemmas[pair.query]]]
     explaining = sum(pair.sign is values.PairSign.POSITIVE for pair in pairs)
-    print(f"{run.progress.nodes_judged} lemmas judged, {len(pairs)} premises, {explaining} of them explain")
+    print(f"{run.progress.nodes_judged} nodes of trees judged, {len(pairs)} premises, {explaining} of them explain")
     print(f"premises that do not stand before their lemma: {len(late)}")

@@ -102,6 +102,6 @@ def test_an_archive_under_another_id_is_refused_and_what_stands_stays(exported: 
 async def test_an_export_names_what_is_missing_and_overwrites_nothing(exported: Path, artifact_store: ArtifactStore):
     with pytest.raises(errors.AlreadyExists, match=exported.name):
         export_generation(artifact_store, "science", "", exported)
-    with pytest.raises(errors.NotFound, match="'nothing'.*whose corpora are: science;"):
+    with pytest.raises(errors.NotFound, match=r"'nothing'.*whose corpora are: science;"):
         export_generation(artifact_store, "nothing", "", exported.with_name("other.tar"))
     assert not exported.with_name("other.tar").exists()
