@@ -282,7 +282,7 @@ def main() -> None:
             "TF-IDF": running.tf_idf(),
             "BM25": running.by_words(STANDARD_WORDS, iterative=False),
             "I-BM25": first,
-            "I-BM25 tuned": running.by_words(tuned.settings, iterative=True),
+            "I-BM25 tuned": running.by_words(tuned, iterative=True),
         }
         if given.only == "all":
             versions = [running.train(seed, epochs=given.epochs) for seed in range(given.seeds)]
@@ -303,7 +303,7 @@ def main() -> None:
         paper = next((figures for start, figures in PAPER.items() if name.startswith(start)), "")
         rows.append([name, *figures, float(np.mean(precisions)), paper])
         write_predictions(order, dataset, given.split, written / name / "predict.txt")
-    settings = ", ".join(f"{name} {value}" for name, value in asdict(tuned.settings).items())
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(tuned).items())
     asked = f"{given.split}: {len(gold)} queries, the first {LENGTH} premises"
     keep_table("textgraphs", given.data, f"{asked}. I-BM25 tuned on {TRAINING_SPLIT}: {settings}.", COLUMNS, rows)
     print(f"for the task's scorer: {written}/SYSTEM/predict.txt")
