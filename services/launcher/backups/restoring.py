@@ -53,8 +53,8 @@ def check(backup: Backup) -> None:
         f"{ARTIFACTS}/{CHECKPOINTS}/{version}/{MANIFEST}": digest
         for version, digest in backup.manifest["checkpoints"].items()
     }
-    active = [f"{folder_of(corpus)}/{generation}" for corpus, generation in _active(backup).items()]
-    named |= {f"{ARTIFACTS}/{name}/{MANIFEST}": "" for name in active}
+    active = [(corpus, one) for corpus, one in backup.manifest["corpora"].items() if one]
+    named |= {f"{ARTIFACTS}/{folder_of(corpus)}/{generation}/{MANIFEST}": "" for corpus, generation in active}
     known_missing = "\n".join(backup.manifest["damaged"])
     for name, digest in named.items():
         entry = backup.files.get(name)
@@ -131,10 +131,6 @@ def _place(store: ArtifactStore, staged: Path) -> str:
     staged.rmdir()  # only now may the fleet start
     sync_directory(store.root)
     return str(aside) if aside.exists() else ""
-
-
-def _active(backup: Backup) -> dict[str, str]:
-    return {corpus: generation for corpus, generation in backup.manifest["corpora"].items() if generation}
 
 
 def _keys(backup: Backup) -> Iterator[Key]:
