@@ -326,6 +326,26 @@ async def test_who_comes_back_late_gets_the_same_task_or_hears_that_it_is_gone(b
         await page.get_by_text("Your time for “hypothesis 0” has ended").wait_for()
 
 
+async def test_who_comes_back_after_their_run_was_deleted_hears_of_that(bench: Any) -> None:
+    over = "Object.entries(localStorage).some(([name, value]) => name.startsWith('aeenc.lease.') && \
+        Date.parse(JSON.parse(value).expires_at) < Date.now())"
+    async with bench(first_lease_s=1.5, min_lease_s=1.5) as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann")
+        await shown(page, "hypothesis 0")
+        await page.keyboard.press("2")
+        await page.get_by_role("link", name="Playground").click()
+        await page.get_by_role("heading", name="Playground").wait_for()
+        await at.sampler.cancel(run_id)
+        await at.sampler.wait(run_id)
+        await at.sampler.delete(run_id)
+        await eventually(lambda: page.evaluate(over))
+        await page.get_by_role("link", name="Annotate").click()
+        told = page.get_by_text("Your time for “hypothesis 0” has ended")
+        await told.wait_for()
+        assert run_id in await told.inner_text(), "what the sampler says of it"
+
+
 async def test_the_line_is_drawn_dragged_and_taken_away_with_the_mouse(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], k=9, max_depth=0)

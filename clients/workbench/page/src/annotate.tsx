@@ -235,10 +235,12 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     asking.current = true;
     try {
       if (held) {
-        if ((await ask({ run: held.run_id, task: held.task.task_id }).catch(() => null)) !== null) return;
+        let why = "somebody else has it or has answered it, or its run has ended";
+        const again = await ask({ run: held.run_id, task: held.task.task_id }).catch((error: Error) => { why = error.message; return null; });
+        if (again !== null) return;
         letGo(held.lease_id);
         const kept = loadDraft(held);
-        if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended, and somebody else has it or has answered it. What you had ticked is kept in this browser.`);
+        if (Object.keys(kept.verdicts).length > 0 || !saysNothing(kept)) setTold(`Your time for “${held.task.query}” has ended: ${why}. What you had ticked is kept in this browser.`);
       }
       const of = shown.current.tree ?? shown.current.lease; // an answer may come before its tree is drawn
       if (shown.current.stay && of?.hypothesis_id && !elsewhere) {
