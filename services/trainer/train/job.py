@@ -26,11 +26,12 @@ from tensorboardX.summary import scalar, text
 from services.kit.logs import get
 from services.trainer.evaluation.protocol import Report
 from services.trainer.jobs.files import JobFiles, TrainingPlan
+from services.trainer.jobs.job import JobProgress
 from services.trainer.registry.quality_gate import Comparison, compared
 from services.trainer.train.data import Objective
 from services.trainer.train.encoder import Encoders, prepare_torch
 from services.trainer.train.inputs import EncoderTask, JobInputs
-from services.trainer.train.loop import Diverged, Step, Training, TrainingState, schedule, usual_epochs
+from services.trainer.train.loop import Diverged, Training, TrainingState, schedule, usual_epochs
 from services.trainer.train.ranks import Rank, together
 from services.trainer.train.reranking import RerankingTask
 
@@ -109,7 +110,7 @@ def train(files: JobFiles, task: Task, encoders: Encoders[Any], objective: Objec
         objective,
         (lambda: _quality_of(task, encoders)) if inputs.validation and not inputs.plan.holds_back else None,
         files.directory,
-        lambda step: _report(files, inputs, objective, curves, step),
+        lambda progress: _report(files, inputs, objective, curves, progress),
         rank,
     )
     premises = 0 if encoders.premise is None else len(inputs.generation.premises)
@@ -195,23 +196,9 @@ def _gain(inputs: JobInputs, metrics: dict[str, Any] | None) -> Comparison | Non
     return compared((), inputs.base.id, ()) if inputs.plan.holds_back else None
 
 
-def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Curves, step: Step) -> None:
-    state = step.state
-    curves.add(step)
-    files.write_progress(
-        {
-            "phase": step.phase,
-            "epochs_done": state.epochs_done,
-            "epochs": inputs.plan.config.epochs,
-            "steps_done": step.steps_done,
-            "steps": step.steps,
-            "loss": step.loss,
-            "validation_map": state.validation_map,
-            "best_validation_map": state.best_map,
-            "remaining_s": step.remaining_s,
-            **_counts(inputs, objective),
-        }
-    )
+def _report(files: JobFiles, inputs: JobInputs, objective: Objective, curves: Curves, progress: JobProgress) -> None:
+    curves.add(progress)
+    files.write_progress({**asdict(progress), **_counts(inputs, objective)})
 
 
 class Curves:
@@ -229,13 +216,14 @@ class Curves:
         self._writer: RecordWriter | None = None
         self._epochs = 0
 
-    def add(self, step: Step) -> None:
-        """Adds what is new in a step; durable when it returns. Never raises for a disk's sake."""
+    def add(self, progress: JobProgress) -> None:
+        """Adds what is new since the last report; durable when it returns. Never raises for a disk's sake."""
         if self._run is None:
             return
         try:
-            self._writer = self._writer or self._opened(self._run, step.state.steps_done)
-            self._add(step)
+            after_epoch = progress.epochs_done * progress.steps // progress.epochs  # each epoch has as many steps
+            self._writer = self._writer or self._opened(self._run, after_epoch)
+            self._add(progress, after_epoch)
             self._writer.flush()
         except OSError as error:
             log.warning("TensorBoard events stop", directory=str(self._run), reason=str(error))
@@ -264,15 +252,14 @@ class Curves:
             self._write(0, summary=text(CONFIGURATION, f"```\n{told}\n```"))  # in Markdown
         return self._writer
 
-    def _add(self, step: Step) -> None:
-        state = step.state
-        if state.epochs_done > self._epochs and self._validated:
-            self._epochs = state.epochs_done
-            self._write(state.steps_done, summary=scalar(VALIDATION, state.validation_map))
-        if step.phase == "training":
-            rate = self._plan.config.learning_rate * schedule(step.steps_done - 1, step.steps)
-            self._write(step.steps_done, summary=scalar(LOSS, step.loss))
-            self._write(step.steps_done, summary=scalar(RATE, rate))
+    def _add(self, progress: JobProgress, after_epoch: int) -> None:
+        if progress.epochs_done > self._epochs and self._validated:
+            self._epochs = progress.epochs_done
+            self._write(after_epoch, summary=scalar(VALIDATION, progress.validation_map))
+        if progress.phase == "training":
+            rate = self._plan.config.learning_rate * schedule(progress.steps_done - 1, progress.steps)
+            self._write(progress.steps_done, summary=scalar(LOSS, progress.loss))
+            self._write(progress.steps_done, summary=scalar(RATE, rate))
 
     def _write(self, step: int, **content: Any) -> None:
         assert self._writer is not None

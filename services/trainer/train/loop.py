@@ -38,7 +38,7 @@ from services.kit.logs import get
 from services.store.files import atomic_write
 from services.store.formats import check_format, known_fields
 from services.trainer.jobs.files import EPOCH_STATE, TrainingPlan
-from services.trainer.jobs.job import JobConfig
+from services.trainer.jobs.job import JobConfig, JobProgress
 from services.trainer.train.data import Objective
 from services.trainer.train.encoder import Encoders
 from services.trainer.train.ranks import Rank
@@ -79,18 +79,6 @@ class Diverged(Exception):
         self.state = state or TrainingState()
 
 
-@dataclass(frozen=True)
-class Step:
-    """A report of the loop. `loss` is the mean since the report before."""
-
-    phase: str
-    state: TrainingState
-    steps_done: int
-    steps: int
-    loss: float
-    remaining_s: float
-
-
 class Learner(nn.Module):
     """Everything that the optimiser moves: the encoders, each once, and the objective's head."""
 
@@ -107,7 +95,8 @@ class Learner(nn.Module):
 class Training:
     """One run of the loop. `validate` measures the encoders; None keeps the last epoch.
 
-    It returns their strict MAP, and the quality by which the best epoch is kept.
+    It returns their strict MAP, and the quality by which the best epoch is kept. The loss that `tell` gets is the mean
+    since the report before.
     """
 
     def __init__(
@@ -117,7 +106,7 @@ class Training:
         objective: Objective,
         validate: Callable[[], tuple[float, float]] | None,
         directory: Path,
-        tell: Callable[[Step], None],
+        tell: Callable[[JobProgress], None],
         rank: Rank = Rank(),  # noqa: B008 - frozen
     ) -> None:
         self._config, self._encoders, self._objective = plan.config, encoders, objective
@@ -231,7 +220,19 @@ class Training:
 
     def _say(self, phase: str, state: TrainingState, done: int, remaining_s: float) -> None:
         if self._rank.leads:
-            self._tell(Step(phase, state, done, self._steps, self._loss, remaining_s))
+            self._tell(
+                JobProgress(
+                    phase,
+                    epochs_done=state.epochs_done,
+                    epochs=self._config.epochs,
+                    steps_done=done,
+                    steps=self._steps,
+                    loss=self._loss,
+                    validation_map=state.validation_map,
+                    best_validation_map=state.best_map,
+                    remaining_s=remaining_s,
+                )
+            )
 
 
 def usual_epochs(config: JobConfig, size: int) -> int:
