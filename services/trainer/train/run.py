@@ -19,7 +19,7 @@ from services.store.artifacts import ArtifactStore
 from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
-from services.trainer.evaluation.protocol import EvaluationQuery
+from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import Over, loss_of_ones_own
@@ -48,8 +48,8 @@ def run(
     What `formula` gets depends on `over`: see `train/objectives.py`. It learns from `data_sets`, by name as in the
     trainer's settings, and `pairs`; `validation` and further `options` are those of JobConfig. `settings` (default: the
     trainer's environment) name artifacts and Redis. Called again with the same `directory`, it goes on after the last
-    epoch, with the pairs and queries of the first call. Raises NotFound for an unknown corpus, FailedPrecondition for a
-    training that fails, and for a `directory` in which another one has begun.
+    epoch, with the pairs and queries of the first call. Raises NotFound for an unknown corpus, InvalidArgument for a
+    gold premise outside it, FailedPrecondition for a training that fails, or a `directory` in which another has begun.
     """
     own = settings or TrainerSettings()
     dotted = f"{over}:{formula.__module__}.{formula.__qualname__}"
@@ -59,7 +59,11 @@ def run(
         raise InvalidArgument(f"mode is {config.mode}, whose generation only a trainer builds; give SINGLE")
     store = open_store(own.artifacts_dir, own.artifacts_url, own.artifacts_cache_bytes)
     active = active_generation(store, corpus)
-    base = config.base_version or open_generation(store, corpus, active).premise_version
+    opened = open_generation(store, corpus, active)
+    queries = [EvaluationQuery(text, tuple(gold)) for text, gold in validation]
+    if queries:  # now, not after the first epoch
+        GoldStandard.of(merge_queries(queries, opened.stored), opened.ordinal_by_text)
+    base = config.base_version or opened.premise_version
     plan = TrainingPlan(
         "",
         replace(config, base_version=base),
@@ -81,7 +85,6 @@ def run(
         files.forget_result()
         if not has_begun:
             read, held_out = DataSets(data_sets or {}, own.text_bytes).read(config.data_sets, config.split)
-            queries = [EvaluationQuery(text, tuple(gold)) for text, gold in validation]
             files.write_inputs([*read, *pairs], queries, held_out)
         run_job(files)
         result = files.result() or {}

@@ -60,6 +60,10 @@ async def test_a_loss_of_a_script_is_trained_published_and_served(
     async with AsyncExitStack() as stack:
         _, trainer = await stack.enter_async_context(serve_trainer(space, redis_url, namespace, tmp_path / "trainer"))
         _, encoder = await stack.enter_async_context(serve_encoder(space, redis_url, namespace, tmp_path / "encoder"))
+        wrong = {**options, "validation": [(QUERIES[0], ["no such fact"])], "directory": tmp_path / "wrong"}
+        with pytest.raises(errors.InvalidArgument, match=r"'no such fact' .* is not in the corpus"):
+            await asyncio.to_thread(run, example.cosine_hinge, **wrong)
+        assert not (tmp_path / "wrong").exists(), "before an epoch"
         version = await asyncio.to_thread(run, example.cosine_hinge, **options)
         with pytest.raises(errors.FailedPrecondition, match="a training of another loss, other options"):
             await asyncio.to_thread(run, example.cosine_hinge, **{**options, "margin": 0.4})
