@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,16 @@ def test_a_part_without_a_pair_is_left_out():
 def test_what_was_not_found_stays_so_in_a_part():
     ranks = condensed(np.array([4, UNRANKED, 9]), np.array([True, True, False]))
     assert ranks.tolist() == [4, UNRANKED]
+
+
+def test_a_part_of_many_gold_premises_takes_memory_by_their_number_alone():
+    gold = 10_000
+    tracemalloc.start()
+    ranks = condensed(np.arange(1, gold + 1), np.arange(gold) % 2 == 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ranks.tolist() == list(range(1, gold // 2 + 1))
+    assert peak < 100 * gold, "a table of those kept by those left out would take 25 MB"
 
 
 def ranking(*premises: tuple[int, float]) -> RankedPremises:
