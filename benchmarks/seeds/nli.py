@@ -1,6 +1,6 @@
 """Training on natural language inference: four losses, by how well the entailed hypotheses of an anchor are found.
 
-    make nli DATA=../shared/data/snli           DIR/train.jsonl, or else dev.jsonl, trains; DIR/test.jsonl is asked
+    make nli DATA=DIR                           DIR/train.jsonl, or else dev.jsonl, trains; DIR/test.jsonl is asked
     make nli DATA=… ARGS='--sts sts-test.tsv'   also Spearman's rho of cosines with people's scores
     make nli DATA=… ARGS='--base bigru'         from a BiGRU over word vectors of the training texts
 

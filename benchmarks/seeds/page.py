@@ -19,7 +19,7 @@ SAMPLE = ROOT / "data" / "sample"
 _HEAD = """# The seeds' own tasks
 
 Each table is one run of the command below it, which writes it. A *sample* is a few lines in the layout of the real
-data, which are not at hand here: its figures show that the command runs, and nothing else. Measures:
+data: its figures show that the command runs, and nothing else. Measures:
 [evaluation.md](../evaluation.md), losses: [training.md](../training.md). The papers:
 
 - `textgraphs`: Kalyan, Witteveen, Andrews 2021, Red Dragon AI at TextGraphs 2021 shared task (arXiv 2107.13031)

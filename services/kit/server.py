@@ -171,7 +171,6 @@ class GrpcServer:
         self.port = 0
         self.metrics_port: int | None = None
         self.gate = Gate(settings.token, settings.admin_token, path=settings.tokens_file, service=settings.service)
-        self.readiness.on_change(self.gate.check_open)
         self._names: list[str] = []
         self._on_start: list[Hook] = []
         self._on_stop: list[Hook] = []
@@ -296,6 +295,7 @@ class GrpcServer:
         self.readiness.draining()
         await asyncio.sleep(delay_s)
         self.readiness.closing()
+        self.gate.check_open()
         if self._server is not None:
             await self._server.stop(self.settings.drain_s if grace_s is None else grace_s)
         await cancel_all(list(self._tasks))

@@ -225,7 +225,7 @@ class Registry:
     async def labels(
         self, space_id: str | None = None, *, readable: bool = False, unread: dict[tuple[str, str], str] | None = None
     ) -> list[LabelRow]:
-        """Lists all labels, or those of one space, by space and name; `readable` as in `CheckpointRegistry.all`.
+        """Lists all labels, or those of one space, by space and name; `readable` as in `read_all`.
 
         `unread` gets the labels left out so: why they are refused, by space and name.
         """

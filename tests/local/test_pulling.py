@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from aeenc.values import Premise
 from services.local.pulling import pull
 from services.store.artifacts import MANIFEST, ArtifactStore
 from support.models.tiny_checkpoints import TinyCheckpoint, write_tiny_checkpoint
+from support.torn_disk import full_disk
 from support.worlds.light_fleet import LightFleet, light_fleet
 from support.worlds.trainer_world import FACTS, QUERIES
 
@@ -151,13 +151,9 @@ def test_what_is_wrong_is_refused_by_name_and_nothing_is_kept(release: TinyCheck
 
 def test_a_full_disk_is_named_and_not_the_source(release: TinyCheckpoint, tmp_path: Path):
     store = ArtifactStore(tmp_path / "home")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # stands for the full disk
-    try:
-        with pytest.raises(errors.Unavailable, match=f"the disk of {store.root}/checkpoints is full.*free space there"):
-            pull(str(release.artifact.path), store)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    full = f"the disk of {store.root}/checkpoints is full.*free space there"
+    with full_disk(2000), pytest.raises(errors.Unavailable, match=full):
+        pull(str(release.artifact.path), store)
 
 
 def test_another_manifest_a_larger_model_and_an_open_address_are_refused(

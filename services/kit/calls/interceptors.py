@@ -49,7 +49,7 @@ _DISK = {
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), "lacks a file that was there; look whether its volume is mounted,"),
 }
 _ARITY = {False: "unary", True: "stream"}
-_WATCH_ENDS = "the service is shutting down; watch again, from the number after the last one seen"
+_WATCH_ENDS = "the service is shutting down; watch again (with from_seq, where there is one)"
 _WATCHERS = Caller("health watches", on_behalf=False)  # all together are one caller: nobody knows who they are
 
 
@@ -186,25 +186,28 @@ class CallHandlers(grpc.GenericRpcHandler):
     def _lasting(self, call: Call) -> Iterator[None]:
         """Counts a stream; once its credential, or the service of a watch, ends, cancels this task.
 
-        `call.refusal` then says why. Raises Overloaded when there are too many.
+        `call.refusal` then says why. Raises what has ended before, and Overloaded when there are too many.
         """
         task = asyncio.current_task()
         assert task is not None
+
+        def check() -> None:
+            if self._readiness.is_closing and call.method.watches:
+                raise errors.Unavailable(_WATCH_ENDS, retry_after_s=0.25)
+            call.caller = self._gate.check(call.method.name, str(call.metadata.get("authorization", "")))
+            call.caller.check_corpora(filter(None, [call.about.get("corpus")]))
 
         def check_again() -> None:
             if call.refusal is not None:
                 return
             try:
-                if self._readiness.is_closing and call.method.watches:
-                    raise errors.Unavailable(_WATCH_ENDS, retry_after_s=0.25)
-                call.caller = self._gate.check(call.method.name, str(call.metadata.get("authorization", "")))
-                call.caller.check_corpora(filter(None, [call.about.get("corpus")]))
+                check()
             except errors.AeencError as error:
                 call.refusal = error
                 task.cancel()
 
         with self._bounds.stream(call.caller), self._gate.watching(check_again):
-            check_again()
+            check()
             yield
 
     async def _make_room(self, call: Call) -> None:
@@ -234,12 +237,12 @@ class CallHandlers(grpc.GenericRpcHandler):
             end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
-        """Ends the call with the status of its refusal or else of the error. Raises again that its caller has gone."""
+        """Ends the call with the status of its refusal or else of the error. Raises a cancellation, or a lost caller's error, again."""
         if call.refusal is not None:
             error = call.take_refusal()
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-        if isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):  # the latter by a write or `RequestStream`
+        if isinstance(error, asyncio.CancelledError | grpc.aio.InternalError):  # by a write, or a read
             self._end(call, "CANCELLED")
             raise error
         known = to_public_error(error, call.request_id)
@@ -302,8 +305,9 @@ class CallHandlers(grpc.GenericRpcHandler):
 
 async def _write_all(handle: Callable[..., AsyncIterator[Any]], request: Any, context: Any) -> None:
     """Writes what a handler yields. Were it handed to grpc, a write that is cancelled would end without a status."""
-    async for response in handle(request, context):
-        await context.write(response)
+    async with contextlib.aclosing(handle(request, context)) as responses:  # type: ignore[type-var]
+        async for response in responses:
+            await context.write(response)
 
 
 def _begin(context: Any) -> Call:

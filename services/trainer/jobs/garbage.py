@@ -238,7 +238,7 @@ class Collection:
                 reason = f"not among the newest {keep.checkpoints:,}"
             else:
                 continue
-            with contextlib.suppress(errors.NotFound):  # somebody has deleted it meanwhile
+            with contextlib.suppress(errors.NotFound, *UNREADABLE):  # the former: somebody has deleted it meanwhile
                 size = (await self._checkpoints.get(version)).size_bytes
                 yield Garbage(kind="checkpoint", id=version, reason=reason, bytes=size)
 

@@ -66,7 +66,10 @@ class Tandem:
 
 @raising_unavailable("tandems")
 class Tandems:
-    """The tandems of one namespace, in Redis. Raises Unavailable if it is away, NewerFormat for a newer record."""
+    """The tandems of one namespace, in Redis.
+
+    Raises Unavailable if it is away, NewerFormat for a newer record, DataLoss for a damaged one.
+    """
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str

@@ -29,7 +29,7 @@ def test_the_tasks_measure_stands_first_beside_the_papers_figures_and_the_scorer
     monkeypatch.setattr(textgraphs, "ladder", lambda *_, **__: nullcontext(running))
     monkeypatch.setattr(textgraphs, "HOME", tmp_path)
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    tuned = SimpleNamespace(settings=LexicalSettings(k1=0.25))
+    tuned = LexicalSettings(k1=0.25)
     monkeypatch.setattr(textgraphs, "measured_on", lambda *_: "train")
     monkeypatch.setattr(textgraphs, "tune", lambda measured, **_: {"train": tuned}[measured])
     monkeypatch.setattr(sys, "argv", ["textgraphs", str(tmp_path), "--only", "words"])

@@ -45,7 +45,7 @@ def test_what_is_only_described_is_not_fetched(space: Space, corpus: str, tmp_pa
     TandemPublisher(Mock(), Mock(), Mock(), empty, Mock())._check_same_premises(tandem, generation)
     assert not is_cross_encoder(empty, space.version)
     elsewhere: Any = SimpleNamespace(id=space.version, meta={"space_id": "another"})
-    with pytest.raises(FailedPrecondition, match="space another is not in"):
+    with pytest.raises(FailedPrecondition, match="the premise encoder of space another"):
         premise_encoder_of(empty, elsewhere)
     assert list(tmp_path.glob("empty/**/manifest.json")) == []
 

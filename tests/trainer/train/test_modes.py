@@ -202,7 +202,7 @@ def test_a_job_that_was_killed_ends_with_the_same_weights_of_both_encoders(make_
 
 @pytest.mark.parametrize("mode", PAIRED)
 def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(space: Space, make_job: MakeJob, mode: str):
-    files = make_job(loss="MULTIPLE_NEGATIVES_RANKING", mode=mode, epochs=4, learning_rate=2e-3)
+    files = make_job(loss="MULTIPLE_NEGATIVES_RANKING", mode=mode, epochs=2, learning_rate=2e-3)
     result = result_of(files)
     artifacts = [space.store.open("checkpoints", result[name]) for name in ("version", "premise_version")]
     query, premise = artifacts

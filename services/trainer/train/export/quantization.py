@@ -188,8 +188,8 @@ def add_fp16(directory: Path, batches: Batches, probes: Sequence[Item], expected
     try:
         _halve(directory / "model.onnx", path)
         found = outputs_of(path, batches, probes)
-        if not np.isfinite(found).all():
-            reason = "an output of the fp16 model is not finite"
+        if not np.isfinite(found).all() or not np.isfinite(expected).all():
+            reason = "an output of the fp16 model, or of that in fp32, is not finite"
         elif (least := round(float(np.einsum("nd,nd->n", found, expected).min()), DECIMALS)) < FP16_MIN_COSINE:
             reason = f"the least cosine to fp32 is {least:.4f}, below {FP16_MIN_COSINE:g}"
     except Exception as error:  # noqa: BLE001 - the fp32 checkpoint is published whatever fails here
