@@ -237,7 +237,7 @@ class CallHandlers(grpc.GenericRpcHandler):
             end_call(call.span, code, call.request_id)
 
     async def _fail(self, call: Call, error: BaseException, request: Any, context: Any) -> None:
-        """Ends the call with the status of its refusal or else of the error. Raises a cancellation, or a lost caller's error, again."""
+        """Ends the call with the status of its refusal or else of the error. Raises what ends a lost caller's again."""
         if call.refusal is not None:
             error = call.take_refusal()
             if (task := asyncio.current_task()) is not None:
