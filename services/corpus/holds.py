@@ -44,7 +44,7 @@ class GenerationHolds:
         except errors.AeencError as error:
             log.warning("nothing keeps a generation", holder=name, generation=generation, reason=error.message)
             if not isinstance(error, _PASSING):  # else a later look tries again
-                with contextlib.suppress(errors.Unavailable):  # Redis is away since: the same look forgets it
+                with contextlib.suppress(errors.Unavailable):  # a later look asks the index again
                     await self._forget(work_id)
 
     async def release(self, work_id: str) -> bool:

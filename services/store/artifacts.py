@@ -184,7 +184,7 @@ class ArtifactStore:
     def __init__(self, root: Path, *, is_known: bool = False) -> None:
         self.root = root
         self.documents = Documents(root, self.check_there)
-        self.without_copies: set[str] = set()  # of a bucket's records, for want of room: their prefixes
+        self.without_copies: set[str] = set()  # prefixes of records whose copies lack room, which is logged
         self._was_there = is_known or self._is_there()
 
     def check_there(self) -> None:

@@ -104,10 +104,10 @@ def held_out_of(client: Client, fold: Dataset, texts: Sequence[str], version: st
     serve_fold(client, version)
     ordinal = {text: n for n, text in enumerate(texts)}
     asked = list(strict_gold(gold_of(fold, HELD_OUT)))
-    texts = [text for text, _ in asked]
+    queries = [text for text, _ in asked]
     gold = [[ordinal[one] for one in premises] for _, premises in asked]
     learned = [Explanation(query.text, query.gold) for query in fold.queries(TRAINED)]
-    return HeldOut(texts, gold, encoded(client, texts, version=version), Prior.over(learned, ordinal))
+    return HeldOut(queries, gold, encoded(client, queries, version=version), Prior.over(learned, ordinal))
 
 
 def pair_scores(
