@@ -1,6 +1,7 @@
 // Addresses and credentials: what is given, AEENC_* variables, the local fleet's file, this machine's default ports.
 
 import { readFileSync } from "node:fs";
+import { BlockList, isIP } from "node:net";
 import { join } from "node:path";
 import { AeencError } from "./errors.js";
 
@@ -101,10 +102,14 @@ function variable(name: string): string | undefined {
   return process.env[`AEENC_${name.toUpperCase()}`] || undefined;
 }
 
+const LOOPBACK = new BlockList();
+LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
+LOOPBACK.addAddress("::1", "ipv6");
+
 /** Whether what is sent to an address stays on this machine. */
 export function isLocal(target: string): boolean {
   const host = target.replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
-  return /^(localhost|127(\.\d{1,3}){3}|::1)$/i.test(host);
+  return host.toLowerCase() === "localhost" || (isIP(host) > 0 && LOOPBACK.check(host, isIP(host) === 6 ? "ipv6" : "ipv4"));
 }
 
 /** Refuses addresses of other hosts: a file of the working directory must send credentials to nobody else. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -88,9 +89,12 @@ def test_certificate_files_that_cannot_be_used_are_refused_by_name(tmp_path: Pat
     for pair in ((cert, foreign), (text, key), (cert, text)):
         with pytest.raises(errors.InvalidArgument, match=r"^cert .*\.pem and key .* cannot be used \("):
             aeenc.connect(ca=cert, cert=pair[0], key=pair[1])
-    with pytest.raises(errors.InvalidArgument, match=r"^ca: '.*text\.pem' cannot be used \(.*\); give a PEM file"):
-        aeenc.connect(ca=text)
-    aeenc.connect(ca=cert, cert=cert, key=key).close()
+    (der := tmp_path / "text.pem.der").write_bytes(ssl.PEM_cert_to_DER_cert(cert.read_text()))
+    for wrong in (text, der):
+        with pytest.raises(errors.InvalidArgument, match=r"^ca: '.*text\.pem.* cannot be used \(.*\); give a PEM file"):
+            aeenc.connect(ca=wrong)
+    (commented := tmp_path / "commented.pem").write_text(f"# Autorité\n{cert.read_text()}")
+    aeenc.connect(ca=commented, cert=cert, key=key).close()
 
 
 async def test_a_plain_connection_that_is_asked_for_ignores_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

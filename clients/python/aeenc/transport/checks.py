@@ -97,7 +97,7 @@ def tls_files(ca: Any, cert: Any, key: Any) -> tuple[bytes | None, bytes | None,
     trusted = _file_bytes(ca, "ca") if ca else None
     try:
         if trusted is not None:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=trusted.decode("latin-1"))
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=trusted.decode("ascii", "ignore"))
     except (OSError, ValueError) as error:
         problem = f"{str(ca)[:200]!r} cannot be used ({error}); give a PEM file"
         raise errors.InvalidArgument.field("ca", problem) from None
