@@ -1,4 +1,4 @@
-"""What objectives are built of: a job's units, its texts to encode, frozen vectors, and all premises as negatives."""
+"""The parts of objectives: the units of a job, texts to encode, frozen vectors, and all premises as negatives."""
 
 from __future__ import annotations
 
@@ -162,13 +162,16 @@ class Texts:
         """Encodes vectors (numbers, dim), float32, with a gradient; many of them with those of similar length."""
         assert encoder is not None
         ids = [self._ids[number] for number in numbers.tolist()]
-        few = len(ids) <= ENCODE_BATCH
-        order, parts = [], []
-        for places in [list(range(len(ids)))] if few else by_length([len(tokens) for tokens in ids], ENCODE_BATCH):
-            tensors = tensors_of(self._batches.padded([ids[n] for n in places]), self._device)
-            parts.append(encoder.in_precision(**tensors, precision=self._precision, normalize=normalize))
-            order += places
-        return torch.cat(parts)[torch.from_numpy(np.argsort(order))]
+
+        def encoded(some: list[list[int]]) -> Tensor:
+            tensors = tensors_of(self._batches.padded(some), self._device)
+            return encoder.in_precision(**tensors, precision=self._precision, normalize=normalize)
+
+        if len(ids) <= ENCODE_BATCH:
+            return encoded(ids)
+        groups = list(by_length([len(tokens) for tokens in ids], ENCODE_BATCH))
+        parts = [encoded([ids[n] for n in places]) for places in groups]
+        return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(groups)))]
 
     def drift_penalty(self, vectors: Tensor, numbers: Numbers) -> Tensor:
         """Computes the weighted drift of the unit vectors from the pre-trained ones, a scalar: a side of Eq. 2."""
