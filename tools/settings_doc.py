@@ -37,7 +37,7 @@ SET_BY_CHART = {
     *("redis_url", "redis_password", "redis_password_file", "redis_sentinel_password", "redis_ca", "redis_cert"),
     *("redis_key", "queued_tokens", "oracles", "queues", "url", "oidc_client_secret_file", "link", "print_links"),
     "serving_processes",  # a pod is one; replicas do that
-    *("encoder", "index", "sampler", "trainer"),
+    *("encoder", "index", "sampler", "trainer", "sign_out_everybody"),
     *("encoder_target", "index_target", "sampler_target", "trainer_target"),
 }
 

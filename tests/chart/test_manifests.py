@@ -263,10 +263,20 @@ def test_not_everybody_reads_what_is_measured():
     assert metrics == [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]] * 4
 
 
+def test_a_list_without_peers_admits_nobody_where_an_empty_from_would_admit_everybody():
+    web = {"gateway": {"enabled": True}, "workbench": {"enabled": True, "url": "https://annotate.example.com"}}
+    nobody = {"networkPolicy": {"clients": [], "web": [], "metrics": []}}
+    policies = of_kind(render({**web, **nobody}), "NetworkPolicy")
+    rules = {one["metadata"]["name"]: one["spec"].get("ingress") or [] for one in policies}
+    assert all(rule["from"] for found in rules.values() for rule in found)
+    assert [name for name, found in rules.items() if not found] == ["prod-aeenc-gateway", "prod-aeenc-workbench"]
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
         ({"encoder": {"settings": {"WORKERZ": 2}}}, "WORKERZ"),
+        ({"workbench": {"settings": {"SIGN_OUT_EVERYBODY": True}}}, "SIGN_OUT_EVERYBODY"),
         ({"sampler": {"queues": {"team": {"overlaps": 2}}}}, "overlaps"),
         ({"trainer": {"settings": {"TOKEN": "x"}}}, "TOKEN"),
         ({"encodr": {}}, "encodr"),

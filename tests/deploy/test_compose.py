@@ -260,6 +260,12 @@ def test_the_workbench_has_variables_that_it_knows_and_starts_without_printing_l
     assert "--no-print-links" in command_of(service), "whoever reads the log could sign in"
 
 
+def test_no_variable_is_overruled_by_a_flag_of_its_image():
+    for name, service in OURS.items():
+        flags = {word[2:].replace("-", "_").upper() for word in command_of(service) if word.startswith("--")}
+        assert not flags & {key.split("_", 2)[-1] for key in service["environment"]}, name
+
+
 def test_no_port_is_published_beyond_loopback():
     published = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
     assert len(published) == 8

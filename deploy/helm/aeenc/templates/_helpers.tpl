@@ -82,10 +82,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   valueFrom: {secretKeyRef: {name: {{ (index . 1).name | quote }}, key: {{ (index . 1).key | quote }}}}
 {{- end -}}
 
-{{/* (list prefix settings secretSettings) */}}
+{{/*
+(list prefix settings secretSettings): `settings` is a list, in which later ones win; null takes one away. `merge` would
+take 0 and false for nothing.
+*/}}
 {{- define "aeenc.settings" -}}
 {{- $prefix := index . 0 -}}
-{{- range $name, $value := index . 1 }}
+{{- $settings := dict -}}
+{{- range index . 1 }}{{ range $name, $value := . }}{{ $_ := set $settings $name $value }}{{ end }}{{ end }}
+{{- range $name, $value := $settings }}
 {{- if not (kindIs "invalid" $value) }}
 - {name: {{ $prefix }}{{ $name }}, value: {{ include "aeenc.text" $value | quote }}}
 {{- end }}

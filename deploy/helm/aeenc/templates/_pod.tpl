@@ -10,10 +10,7 @@ What the pods of all components share. Each template makes a dictionary and hand
   command, env, mounts, volumes, claims: lists in YAML; env, mounts, volumes and claims may be empty
 */}}
 
-{{/*
-Environment of the four services: (dict root component settings secretSettings). `settings` is a list, in which later
-ones win; null takes one away. `merge` would take 0 and false for nothing.
-*/}}
+{{/* Environment of the four services: (dict root component settings secretSettings), as "aeenc.settings" takes them. */}}
 {{- define "aeenc.serviceEnv" -}}
 {{- $v := .root.Values -}}
 {{- $prefix := printf "AEENC_%s_" (upper .component) -}}
@@ -55,11 +52,27 @@ ones win; null takes one away. `merge` would take 0 and false for nothing.
 {{- if ne .component "index" }}
 {{ include "aeenc.redisEnv" (list .root $prefix) }}
 {{- end }}
-{{- $settings := dict -}}
-{{- range prepend .settings $v.settings -}}
-{{- range $name, $value := . -}}{{- $_ := set $settings $name $value -}}{{- end -}}
+{{- include "aeenc.settings" (list $prefix (prepend .settings $v.settings) .secretSettings) }}
 {{- end -}}
-{{- include "aeenc.settings" (list $prefix $settings .secretSettings) }}
+
+{{/* Environment of gateway and workbench: (dict root component services settings). An Ingress of yours ends TLS. */}}
+{{- define "aeenc.webEnv" -}}
+{{- $root := .root -}}
+{{- $prefix := printf "AEENC_%s_" (upper .component) -}}
+{{- $hasTls := ne $root.Values.tls.secretName "" -}}
+- {name: {{ $prefix }}HOST, value: 0.0.0.0}
+- {name: {{ $prefix }}PORT, value: {{ include "aeenc.port" .component | quote }}}
+- {name: {{ $prefix }}ALLOW_INSECURE, value: "true"}
+{{- range .services }}
+- {name: {{ $prefix }}{{ upper . }}, value: {{ include "aeenc.target" (list $root .) | quote }}}
+{{- end }}
+{{- if $hasTls }}
+- {name: {{ $prefix }}CA, value: /etc/aeenc/tls/ca.crt}
+- {name: {{ $prefix }}CERT, value: /etc/aeenc/tls/tls.crt}
+- {name: {{ $prefix }}KEY, value: /etc/aeenc/tls/tls.key}
+{{- end }}
+{{- $plain := ternary (dict) (dict "PLAIN_TOKEN" true) $hasTls }}
+{{- include "aeenc.settings" (list $prefix (prepend .settings $plain) (dict)) }}
 {{- end -}}
 
 {{/* (list root prefix) */}}
