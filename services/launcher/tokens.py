@@ -61,8 +61,8 @@ def new(
     fields = {
         "name": name,
         "role": role,
-        "services": service or (),
-        "corpora": corpus or (),
+        **({"services": service} if service else {}),
+        **({"corpora": corpus} if corpus else {}),
         "calls_per_s": _rate(quota, "--quota"),
         "tokens_per_s": _rate(token_quota, "--token-quota"),
         "expires": _moment(expires, "--expires"),

@@ -84,7 +84,7 @@ rates = st.none() | st.floats(1e-3, 1e6)
 @given(
     names,
     st.sampled_from([role.name.lower() for role in Role]),
-    st.lists(texts, max_size=3),
+    st.lists(texts, min_size=1, max_size=3),
     texts,
     rates,
     rates,
@@ -120,6 +120,8 @@ WRONG = {
     render(credential("a")).replace("role", "expires = 2026-01-01T00:00:00\nrole"): "credential.0.expires",
     render(credential("a")).replace("role", "expires = 0001-01-01T00:00:00+05:00\nrole"): "not in the years 1 to 9999",
     render(credential("a")).replace('"a"', '"admin-token"'): "names a token of the settings",
+    render(credential("a")).replace("role", "services = []\nrole"): "credential.0.services.* is empty",
+    render(credential("a")).replace("role", "corpora = []\nrole"): "credential.0.corpora.* is empty",
     render(credential("a")) * 2: "the name 'a' stands there twice",
     render(credential("a", "x")) + render(credential("b", "x")): "the hash",
 }

@@ -35,6 +35,12 @@ def _of_something(sha256: str) -> str:
     return sha256
 
 
+def _not_none(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise ValueError("is empty, which opens nothing; name some, or leave it out for all")
+    return names
+
+
 def _in_utc(at: datetime) -> datetime:
     try:
         return at.astimezone(UTC)
@@ -59,7 +65,7 @@ class HashedToken(BaseModel):
 
 
 class Credential(BaseModel):
-    """A caller's name, what they may do, and how often. Empty `services` and `corpora` mean all.
+    """A caller's name, what they may do, and how often. `services` and `corpora` that are left out mean all.
 
     With `on_behalf` they may name other people as annotators, as a web application does for those who use it.
     """
@@ -68,8 +74,8 @@ class Credential(BaseModel):
 
     name: Name
     role: Literal["read", "annotate", "adjudicate", "admin"]
-    services: tuple[ServiceName, ...] = ()
-    corpora: tuple[str, ...] = ()
+    services: Annotated[tuple[ServiceName, ...], AfterValidator(_not_none)] = ()
+    corpora: Annotated[tuple[str, ...], AfterValidator(_not_none)] = ()
     calls_per_s: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     expires: Moment | None = None
