@@ -197,7 +197,11 @@ async def test_a_call_that_must_not_run_twice_is_not_repeated() -> None:
     assert len(servicer.request_ids) == 2
 
 
-async def test_what_a_stream_of_messages_raises_is_raised() -> None:
+LOST = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "mine")
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), errors.Unavailable("mine"), LOST], ids=["a bug", "ours", "gRPC"])
+async def test_what_a_stream_of_messages_raises_is_raised(error: Exception) -> None:
     class Listening(Failing):
         async def EncodeStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
             async for _ in request_iterator:
@@ -208,12 +212,12 @@ async def test_what_a_stream_of_messages_raises_is_raised() -> None:
 
     def broken() -> Iterator[Any]:
         yield "a", ["b"]
-        raise KeyError("mine")
+        raise error
 
     async with served(lambda _: None, Listening) as (_, channel):
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(type(error), match="mine"):
             _ = [batch async for batch in EncoderClient(channel).encode_stream([text] for text, _ in broken())]
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(type(error), match="mine"):
             await IndexClient(channel).put_explanations("science", broken())
 
 

@@ -220,13 +220,17 @@ class Channel:
             try:
                 return await method(sent.messages(), timeout=left_s, metadata=metadata)
             except asyncio.CancelledError:
-                sent.reraise()
+                if sent.error is not None:
+                    return sent  # past the retries, which would take an error of gRPC for one of this call
                 if not self._is_cancelled():
                     raise _failed_write() from None
                 raise
 
         with traced(method, metadata):
-            return await self._repeated(method, attempt, metadata, self._budget(timeout_s), retry)
+            answer = await self._repeated(method, attempt, metadata, self._budget(timeout_s), retry)
+            if isinstance(answer, Sent):
+                answer.reraise()
+            return answer
 
     def _budget(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_seconds(timeout_s)
@@ -367,8 +371,8 @@ class Channel:
     ) -> errors.AeencError:
         """Makes the error of a call; also where no answer came, the service's log may have it under the request id."""
         error = status.from_rpc_error(rpc_error)
-        if _is_ours(rpc_error):
-            return error
+        if any(key == status.DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ()):
+            return error  # one of ours, complete
         if isinstance(error, errors.Unimplemented) and error.message.startswith(_UNKNOWN_METHOD):  # no log has the call
             return errors.Unimplemented(
                 f"{self.target} answers, but has no {name_of(method)}: another service or another release is there; "
@@ -460,7 +464,7 @@ class Sent:
 
     def __init__(self, messages: AsyncIterator[Any]) -> None:
         self._messages = messages
-        self._error: Exception | None = None
+        self.error: Exception | None = None
 
     async def messages(self) -> AsyncIterator[Any]:
         """Yields the messages, keeping what they raise."""
@@ -468,13 +472,13 @@ class Sent:
             async for message in self._messages:
                 yield message
         except Exception as error:
-            self._error = error
+            self.error = error
             raise
 
     def reraise(self) -> None:
         """Raises what the messages have raised, if anything."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 def _failed_write() -> AioRpcError:
@@ -485,10 +489,6 @@ def _policy(retry: Retry | bool) -> Retry:
     if isinstance(retry, Retry):
         return retry
     return Retry() if retry else Retry(attempts=1, away_s=0.0)
-
-
-def _is_ours(rpc_error: AioRpcError) -> bool:
-    return any(key == status.DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ())
 
 
 def pause_s(attempt: int, error: errors.AeencError | None = None) -> float:
