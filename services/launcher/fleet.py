@@ -244,9 +244,15 @@ class Fleet:
         return ["--host", LOCALHOST, "--port", port, "--state-dir", str(self.home / "state" / "workbench")]
 
     def sign_in_link(self) -> str:
-        """Returns an address at which the user of this machine signs in to the workbench, once."""
+        """Returns an address at which the user of this machine signs in to the workbench, once.
+
+        Raises FailedPrecondition with the workbench's reason when it makes none.
+        """
         command = [sys.executable, "-m", "aeenc_workbench", "--link", *self._workbench(self.targets())]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise errors.FailedPrecondition(f"the workbench makes no link to sign in by: {ended.stderr.strip()}")
+        return ended.stdout.split()[-1]
 
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"

@@ -300,8 +300,13 @@ def test_its_token_travels_to_another_host_without_tls_only_where_asked(
     words = ["--port", "0", "--state-dir", str(tmp_path), "--sampler", "192.0.2.1:1", "--token", "t"]
     with pytest.raises(SystemExit, match=r"plain_token: is off, so no token travels to 192\.0\.2\.1:1"):
         main(words)
-    monkeypatch.setattr(WorkbenchSettings, "serve", lambda *_, **__: None)
-    main([*words, "--plain-token"])
+
+    def serve(*_: object, **__: object) -> None:
+        raise OSError("while serving")
+
+    monkeypatch.setattr(WorkbenchSettings, "serve", serve)
+    with pytest.raises(OSError, match="while serving"):  # which no option is to blame for
+        main([*words, "--plain-token"])
     assert "its token may travel to other hosts without TLS (plain_token)" in capsys.readouterr().err
 
 
@@ -309,7 +314,7 @@ def test_its_token_travels_to_another_host_without_tls_only_where_asked(
     ("options", "problem"),
     [
         ({"cert": __file__}, "cert and key belong together"),
-        ({"gold": "nowhere"}, "nowhere: the directory does not exist"),
+        ({"gold": "nowhere"}, "gold: nowhere: the directory does not exist"),
         ({"state-dir": __file__}, r"File exists: .*test_safety\.py"),
         ({"oidc-client-secret-file": "nowhere"}, "No such file or directory: 'nowhere'"),
     ],

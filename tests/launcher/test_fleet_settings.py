@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import time
@@ -124,8 +125,12 @@ def test_the_workbench_is_an_option_that_needs_its_distribution(
     tmp_path: Path, up: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ):
     fleet, missing = Fleet(tmp_path), "services.launcher.commands.find_spec"
-    monkeypatch.setattr(Fleet, "sign_in_link", lambda _: "http://127.0.0.1:1/sign-in?link=" + 100 * "x")
     monkeypatch.setattr(missing, lambda _: "found")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "aeenc_workbench.py").write_text("raise SystemExit('AEENC_WORKBENCH_URL: wrong')")
+    assert up("--workbench").stderr.endswith("makes no link to sign in by: AEENC_WORKBENCH_URL: wrong\n")
+    assert up("--no-workbench").exit_code == 0
+    monkeypatch.setattr(Fleet, "sign_in_link", lambda _: "http://127.0.0.1:1/sign-in?link=" + 100 * "x")
     assert "sign-in" not in up("--people", "team").output
     assert f"link={100 * 'x'}\n" in up("--workbench").output, "an address in one line"
     asked = fleet.options()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
-from aeenc.errors import AeencError
+from aeenc.errors import AeencError, InvalidArgument
 from aeenc.trees import Dataset
 from aeenc_workbench.app import make_app
 from aeenc_workbench.calls import Gold
@@ -23,20 +24,22 @@ def main(arguments: list[str] | None = None) -> None:
     """Reads the settings, prints a link for each person, and serves until SIGTERM or Ctrl-C."""
     settings = WorkbenchSettings.from_command_line(arguments)
     try:
-        _start(settings)
+        serve = _ready(settings)
     except (AeencError, OSError) as error:
         sys.exit(f"aeenc-workbench: {error}")
+    serve()
 
 
-def _start(settings: WorkbenchSettings) -> None:
+def _ready(settings: WorkbenchSettings) -> Callable[[], None]:
+    """Does what ends at once, or makes everything ready; returns what is left: to serve, or nothing."""
     settings = settings.of_fleet() if settings.link or settings.sign_out_everybody else settings
     links = Links(settings.folder)
     if settings.sign_out_everybody:
         Sessions(settings.folder).end_all()
-        return
+        return lambda: None
     if settings.link:
         _print_links(settings, links, settings.address(settings.port))
-        return
+        return lambda: None
     targets = settings.targets("sampler", "index", "trainer", token=settings.token)
     secure = settings.tls_cert is not None or settings.url.startswith("https://")
     provider = settings.provider
@@ -49,12 +52,16 @@ def _start(settings: WorkbenchSettings) -> None:
         if settings.print_links:
             _print_links(settings, links, url)
 
-    settings.serve(app, listening, server=Server, log_level="warning", timeout_graceful_shutdown=DRAIN_S)
+    options = {"server": Server, "log_level": "warning", "timeout_graceful_shutdown": DRAIN_S}
+    return lambda: settings.serve(app, listening, **options)
 
 
 def _gold(folder: Path | None) -> list[Gold]:
-    """The dev queries of gold trees, or none."""
-    return [(query.text, query.gold) for query in Dataset.load(folder).queries("dev")] if folder else []
+    """The dev queries of gold trees, or none. Raises InvalidArgument, naming the setting."""
+    try:
+        return [(query.text, query.gold) for query in Dataset.load(folder).queries("dev")] if folder else []
+    except AeencError as error:
+        raise InvalidArgument.field("gold", error.message) from None
 
 
 class Server(uvicorn.Server):
