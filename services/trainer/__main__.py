@@ -18,6 +18,7 @@ from services.trainer.evaluation.evaluator import Evaluator
 from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.garbage import Collection, Deletion, Retention
 from services.trainer.jobs.job import JobStore
+from services.trainer.jobs.losses import Configured
 from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.tandem_building import TandemBuilder
@@ -58,6 +59,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     holding = Channel(settings.index_target, **{**settings.peer(admin=True), "timeout_s": HOLD_S, "retry": False})
     holds = GenerationHolds(redis, store.keys, IndexClient(holding))
     jobs_dir = settings.state_dir / "jobs"
+    configured = Configured(settings.losses, settings.base_models)
     runner = JobRunner(
         store,
         checkpoints,
@@ -70,7 +72,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         instance=settings.instance,
         jobs_dir=jobs_dir,
         means=ComputeOptions.of(settings),
-        losses=settings.losses,
+        configured=configured,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )
@@ -85,7 +87,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
     )
     device = Device(settings.device, settings.gpu_bytes)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
-    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, holds, limits, settings.losses)
+    jobs = TrainingJobs(store, checkpoints, pairs, data_sets, runner, holds, limits, configured)
     evaluator = Evaluator(
         checkpoints.store,
         EncoderClient(Channel(settings.encoder_target, **settings.peer())),

@@ -63,6 +63,11 @@ class TrainerSettings(RedisSettings):
         description="losses of your own by the name that jobs use: MODULE.FUNCTION of pairs, or "
         "triplets:MODULE.FUNCTION and others, which the trainer's Python can import",
     )
+    base_models: dict[str, str] = Field(
+        default_factory=dict,
+        description="further models by the name that jobs use, from which cross-encoders can start: directories or "
+        "hub ids",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where jobs compute; auto: on a GPU where there is one"
     )

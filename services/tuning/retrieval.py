@@ -197,7 +197,7 @@ def ways_of(measured: OutOfFold, mode: TunedMode, weights: Weights, learned: Lea
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of a tuning. `recipe` trains the encoder of each fold; 0 `cross_epochs` trains no cross-encoder.
+    """The options of a tuning. `recipe` trains the encoder of each fold, `cross_recipe` its cross-encoder; None: none.
 
     `wide` has features given many, too.
     """
@@ -208,7 +208,7 @@ class Asked:
     queries: int
     seed: int
     pretrained: bool = False
-    cross_epochs: int = 0
+    cross_recipe: Mapping[str, Any] | None = None
     wide: bool = False
 
 
@@ -232,7 +232,7 @@ def tune_over_folds(
 ) -> Tuned:
     """Tunes on the held-out queries of all folds, by encoders that have not seen them."""
     texts = [one.text for one in next(iter(data.values())).candidates()]
-    held_out, versions, jobs = [], {}, len(data) * (2 if asked.cross_epochs else 1)
+    held_out, versions, jobs = [], {}, len(data) * (2 if asked.cross_recipe else 1)
     for n, (name, fold) in enumerate(data.items(), start=1):
         version = pretrained_of(client) if asked.pretrained else train_without(client, name, fold, asked.recipe)
         held_out.append(held_out_of(client, fold, texts, version))
@@ -246,10 +246,10 @@ def tune_over_folds(
     weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical)
     learned = measured.learn(weights, names)
     ways, scorers = ways_of(measured, asked.mode, weights, learned), dict[str, str]()
-    if asked.cross_epochs:
+    if asked.cross_recipe:
         ordered = ways["with features"].map >= ways["tuned"].map
         rankings = learned.rankings if ordered else [*measured.rankings(weights)]
-        recipe = {"mode": "MODE_CROSS_ENCODER", "epochs": asked.cross_epochs, "seed": asked.seed}
+        recipe = {"mode": "MODE_CROSS_ENCODER", "seed": asked.seed, **asked.cross_recipe}
         scores: list[NDArray[np.float32]] = []
         for own, (name, fold) in zip(held_out, data.items(), strict=True):
             scorers[name] = train_without(client, name, fold, {**recipe, "base_version": versions[name]})
@@ -278,6 +278,13 @@ def command(
             help="Also train a cross-encoder without each fold, for so many epochs, and tune its weight; 0: none.",
         ),
     ] = 0,
+    cross_base: Annotated[
+        str,
+        typer.Option(help="Of the trainer's settings: what cross-encoders start from."),
+    ] = "",
+    cross_learning_rate: Annotated[
+        float, typer.Option(min=0, help="Of the cross-encoders' jobs; 0: the loss's default.")
+    ] = 0.0,
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Train nothing: tune for the pre-trained encoder.")
     ] = False,
@@ -307,9 +314,20 @@ def command(
         raise InvalidArgument(f"--cross-epochs {cross_epochs} trains and --pretrained does not; give one of them")
     names = ("epochs", "batch_size", "learning_rate", "initial_share", "seed")
     recipe = dict(zip(names, (epochs, batch_size, learning_rate, initial_share, seed), strict=True))
+    given = {"base_model": cross_base, "learning_rate": cross_learning_rate}
+    cross_recipe = {"epochs": cross_epochs, **{name: value for name, value in given.items() if value}}
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
-    asked = Asked(mode, recipe, trials, queries, seed, pretrained=pretrained, cross_epochs=cross_epochs, wide=wide)
+    asked = Asked(
+        mode,
+        recipe,
+        trials,
+        queries,
+        seed,
+        pretrained=pretrained,
+        cross_recipe=cross_recipe if cross_epochs else None,
+        wide=wide,
+    )
     with client(context) as connected, out.progress("folds", "folds") as report:
         try:
             found = tune_over_folds(connected, data, asked, report)

@@ -844,6 +844,7 @@ class BlockingTrainerClient:
         negatives: NegativesName | int | None = None,
         prototypes: int = 0,
         custom_loss: str = "",
+        base_model: str = "",
         seed: int = 0,
         note: str = "",
         idempotency_key: str = "",
@@ -868,10 +869,11 @@ class BlockingTrainerClient:
         cross_encoder); `guide_version` and `guide_margin`, a cosine, of loss gist. With mode cross_encoder,
         `targets` are binary, the grades of judged premises, or a distribution over these (default: binary);
         `candidates` is the mode of Retrieve whose first 200 premises it learns to re-rank (default: what
-        encoders rank first), and `negatives` (retrieved, random or none) is what it draws besides refused
-        premises. `prototypes` is the number of correct pairs of a class that loss analogy compares with
-        (default: 30). `custom_loss` names a loss of the trainer's settings in place of `loss`. `seed` is that
-        of all randomness; `note` is kept with the checkpoint.
+        encoders rank first), `negatives` (retrieved, random or none) is what it draws besides refused
+        premises, and `base_model` names the model of the trainer's settings from which it starts (default: the
+        space's pre-trained encoder). `prototypes` is the number of correct pairs of a class that loss analogy
+        compares with (default: 30). `custom_loss` names a loss of the trainer's settings in place of `loss`.
+        `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
         unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
@@ -907,6 +909,7 @@ class BlockingTrainerClient:
                 negatives=negatives,
                 prototypes=prototypes,
                 custom_loss=custom_loss,
+                base_model=base_model,
                 seed=seed,
                 note=note,
                 idempotency_key=idempotency_key,

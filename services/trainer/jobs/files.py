@@ -66,6 +66,7 @@ class TrainingPlan:
     artifacts_url: str = ""
     holds_back: bool = False  # without validation queries, trees of the runs judge the result, and choose no epoch
     serving: tuple[str, ...] = ()  # versions to measure beside the job's own, for the quality gate
+    base_model: str = ""  # the directory of the configuration's `base_model`
     custom_loss: str = ""  # what the settings call by the configuration's `custom_loss`, as `loss_of_ones_own` reads it
 
     @property

@@ -65,6 +65,7 @@ class JobConfig:
     own_text: OwnText = "EXCLUDED"
     prototypes: int = PROTOTYPES
     custom_loss: str = ""  # in place of `loss`: a name of the operator's settings
+    base_model: str = ""  # that a cross-encoder starts from, a name there; empty: the space's pre-trained encoder
 
     @classmethod
     def of(cls, given: Mapping[str, Any], loss_of_own: LossSpec = LossSpec("", "pairs")) -> Self:  # noqa: B008 - frozen

@@ -25,12 +25,13 @@ _OPTIONS: Mapping[Over, Set[str]] = {
     "candidates": {"temperature"},
     "positives": {"temperature", "hard_negatives"},
     "quadruples": {"margin", "prototypes"},
-    "scores": {"hard_negatives", "targets", "candidates", "negatives"},
+    "scores": {"hard_negatives", "targets", "candidates", "negatives", "base_model"},
 }
 _OF_ENCODERS = frozenset({"batching", "regularization"})
 _OF_GUIDES = frozenset({"guide_version", "guide_margin"})
 OPTIONS = frozenset().union(_OF_ENCODERS, _OF_GUIDES, *_OPTIONS.values())
 FORMULAS = "services.trainer.train.losses"
+BASE_MODELS = "AEENC_TRAINER_BASE_MODELS"
 ITEMS_LEARNING_RATE = 2e-5  # lower: an epoch has many times as many steps
 
 
@@ -114,9 +115,26 @@ def loss_of_ones_own(dotted: str) -> LossSpec:
     )
 
 
-def dotted_name(losses: Mapping[str, str], name: str) -> str:
-    """Looks a loss of the operator's settings up; empty for no name. Raises NotFound for an unknown one."""
-    if name and name not in losses:
-        known = ", ".join(sorted(losses)) or "none"
-        raise NotFound(f"there is no loss {name!r}; AEENC_TRAINER_LOSSES names: {known}")
-    return losses[name] if name else ""
+@dataclass(frozen=True)
+class Configured:
+    """What jobs call by names of the operator's settings: dotted names of formulas, and models."""
+
+    losses: Mapping[str, str]
+    base_models: Mapping[str, str]
+
+    def loss(self, name: str) -> str:
+        """Looks the dotted name of a loss up; empty for no name. Raises NotFound for an unknown one."""
+        return _configured("loss", "AEENC_TRAINER_LOSSES", self.losses, name)
+
+    def base_model(self, name: str) -> str:
+        """Looks the name, directory or hub id of a model up, likewise."""
+        return _configured("base model", BASE_MODELS, self.base_models, name)
+
+
+NOTHING_CONFIGURED = Configured({}, {})
+
+
+def _configured(what: str, setting: str, values: Mapping[str, str], name: str) -> str:
+    if name and name not in values:
+        raise NotFound(f"there is no {what} {name!r}; {setting} names: {', '.join(sorted(values)) or 'none'}")
+    return values[name] if name else ""

@@ -16,11 +16,10 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from aeenc import errors
@@ -38,10 +37,11 @@ from services.store.redis import WorkLease, once_redis_answers
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import Job, JobProgress, JobStore
-from services.trainer.jobs.losses import dotted_name
+from services.trainer.jobs.losses import BASE_MODELS, NOTHING_CONFIGURED, Configured
 from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_set import HeldBack, JudgedPair, as_stored, hold_back
+from services.trainer.models.base_model import find_base_model
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
 
@@ -83,7 +83,7 @@ class JobRunner:
         instance: str,
         jobs_dir: Path,
         means: ComputeOptions,
-        losses: Mapping[str, str] = MappingProxyType({}),
+        configured: Configured = NOTHING_CONFIGURED,
         lease_s: float,
         poll_s: float,
     ) -> None:
@@ -92,7 +92,7 @@ class JobRunner:
         self._holds = holds
         # A restarted process is another owner: its predecessor's calls in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
-        self._jobs_dir, self._means, self._losses = jobs_dir, means, losses
+        self._jobs_dir, self._means, self._configured = jobs_dir, means, configured
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
         self._ends: dict[str, tuple[int, int]] = {}  # by job: epochs finished, and how often it was asked to end since
@@ -219,7 +219,8 @@ class JobRunner:
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
             holds_back=bool(job.config.run_ids) and not validation,
-            custom_loss=dotted_name(self._losses, job.config.custom_loss),
+            base_model=await asyncio.to_thread(self._base_model, job.config.base_model),
+            custom_loss=self._configured.loss(job.config.custom_loss),
             serving=await self._checkpoints.serving(
                 job.config.base_version, cross_encoders=job.config.mode == "CROSS_ENCODER"
             ),
@@ -235,6 +236,10 @@ class JobRunner:
                 pairs += further
             candidates = await self._candidates(job, pairs, validation) if job.config.candidates else None
             await run_in_thread(files.write_inputs, pairs, validation, held_out, candidates)
+
+    def _base_model(self, name: str) -> str:
+        model = self._configured.base_model(name)
+        return str(find_base_model(model, setting=BASE_MODELS).resolve()) if model else ""
 
     def _held_back(self, job: Job, pairs: list[JudgedPair], further: list[JudgedPair]) -> HeldBack:
         try:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from aeenc import errors
 from aeenc.trees import EVERYTHING
@@ -23,7 +22,7 @@ from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
 from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore, job_then
-from services.trainer.jobs.losses import LOSSES, OPTIONS, LossSpec, dotted_name, loss_of_ones_own
+from services.trainer.jobs.losses import LOSSES, NOTHING_CONFIGURED, OPTIONS, Configured, LossSpec, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints, active_generation
@@ -54,12 +53,11 @@ class TrainingJobs:
         runner: JobRunner,
         holds: GenerationHolds,
         limits: Limits,
-        losses: Mapping[str, str] = MappingProxyType({}),
+        configured: Configured = NOTHING_CONFIGURED,
     ) -> None:
-        """`losses` are those of the operator's settings: dotted names of formulas by the name that jobs use."""
         self.store, self._checkpoints, self._holds = store, checkpoints, holds
         self._pairs, self._data_sets, self.runner = pairs, data_sets, runner
-        self.limits, self._losses = limits, losses
+        self.limits, self._configured = limits, configured
 
     async def start(self, config: JobConfig, validation: Sequence[EvaluationQuery]) -> Job:
         """Starts a job on the generation and base version of now, or finds the one that its key has started."""
@@ -129,7 +127,8 @@ class TrainingJobs:
         if not (config.run_ids or config.data_sets):
             remedy = "name at least one run (ListRuns, `aeenc runs`; `aeenc train --run RUN`), or a data set"
             raise errors.InvalidArgument.field("config.run_ids", f"is empty; {remedy}")
-        dotted = dotted_name(self._losses, config.custom_loss)
+        self._configured.base_model(config.base_model)
+        dotted = self._configured.loss(config.custom_loss)
         loss = loss_of_ones_own(dotted) if dotted else LOSSES[config.loss]
         if conflict := loss.conflict(config.mode, config.loss_name):
             raise errors.InvalidArgument.field("config.custom_loss" if dotted else "config.loss", conflict)

@@ -50,17 +50,18 @@ _PREMISE_PROMPTS = ("document", "passage", "corpus")
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"}
 
 
-def find_base_model(name: str, sha256: str = "") -> Path:
+def find_base_model(name: str, sha256: str = "", setting: str = "AEENC_TRAINER_BASE_MODEL") -> Path:
     """Finds the directory of a base model with config.json, model.safetensors and tokenizer.json.
 
     `sha256` is what that of its weights must be, in hexadecimal; empty: anything, but the default's as published.
-    Raises FailedPrecondition if there is none, DataLoss if the weights are others.
+    `setting` is the one that names the model. Raises FailedPrecondition if there is none, DataLoss if the weights are
+    others.
     """
     if name == DEFAULT_NAME:
         if sha256:
-            return _checked(_default(), sha256, f"correct {PIN}, or name another model in AEENC_TRAINER_BASE_MODEL")
+            return _checked(_default(), sha256, f"correct {PIN}, or name another model in {setting}")
         return _checked(_default(), DEFAULT_SHA256, f"install {DEFAULT_PACKAGE.replace('_', '-')} again")
-    directory = _find(name, "base model", "AEENC_TRAINER_BASE_MODEL", (*FILES, *SENTENCE_FILES))
+    directory = _find(name, "base model", setting, (*FILES, *SENTENCE_FILES))
     return _checked(directory, sha256, f"delete it and fetch it again, or correct {PIN}")
 
 

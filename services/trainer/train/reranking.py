@@ -1,7 +1,8 @@
 """A job that trains a cross-encoder: the rankings that it re-ranks, and their quality.
 
-Training starts from the space's pre-trained encoder, whose transformer it keeps and whose pooling a new head replaces
-(Nogueira and Cho 2019, "Passage re-ranking with BERT"; regression as in the TextGraphs shared tasks on explanations).
+Training starts from the space's pre-trained encoder or another base model, whose transformer it keeps and whose pooling
+a new head replaces (Nogueira and Cho 2019, "Passage re-ranking with BERT"; regression as in the TextGraphs shared tasks
+on explanations).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from services.trainer.train.loop import best_weights
 from services.trainer.train.losses import regression
 from services.transformer import load_transformer
 
+REMEDY = "name a base_model such as BERT, or build the corpus with one"
 NONE = -1  # no premise
 FIRST = 50  # premises of an encoder's ranking that can become negatives
 RERANKED = 20  # premises that the validation re-ranks
@@ -123,8 +125,9 @@ class RerankingTask:
 
     def __init__(self, inputs: JobInputs) -> None:
         self.inputs = inputs
+        self._start = Path(inputs.plan.base_model) if inputs.plan.base_model else inputs.pretrained.path
         # The tokenizer of pairs. Now, as a new model seeds torch, which must not happen between steps.
-        self.batches = pair_batches(inputs.pretrained.path, self._new_model())
+        self.batches = pair_batches(self._start, self._new_model())
 
     def encoders(self, kept: Path | None = None) -> Encoders[PairScorer]:
         """Loads the cross-encoder that training starts from, or the one that it has kept in a directory."""
@@ -279,27 +282,23 @@ class RerankingTask:
         """Puts the pre-trained transformer below a new head, the same for a seed. Raises FailedPrecondition."""
         from transformers import AutoConfig, AutoModelForSequenceClassification
 
-        directory = self.inputs.pretrained.path
-        transformer: Any = load_transformer(directory, attention="eager")
+        transformer: Any = load_transformer(self._start, attention="eager")
         kind = transformer.config.model_type
         classifier: Any = AutoModelForSequenceClassification
         names = [str(grade) for grade in self._grades] or ["LABEL_0"]  # as transformers calls a single one
         labels = {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
         torch.manual_seed(self.inputs.plan.config.seed % 2**63)
         try:
-            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **labels)
+            config = AutoConfig.from_pretrained(self._start, local_files_only=True, trust_remote_code=False, **labels)
             model: nn.Module = classifier.from_config(config, attn_implementation="eager", dtype=torch.float32)
             inner = getattr(model, str(model.base_model_prefix))
         except (ValueError, AttributeError) as error:
-            raise FailedPrecondition(
-                f"model type {kind} cannot become a cross-encoder; build the corpus with a base model such as BERT"
-            ) from error
+            raise FailedPrecondition(f"model type {kind} cannot become a cross-encoder; {REMEDY}") from error
         weights = {name: one for name, one in transformer.state_dict().items() if "pooler" not in name or one.any()}
         missing, unexpected = inner.load_state_dict(weights, strict=False)
         if other := [name for name in (*missing, *unexpected) if "pooler" not in name]:
             raise FailedPrecondition(
-                f"the pre-trained encoder cannot become a cross-encoder: {other[0]} has no counterpart there; "
-                "build the corpus with a base model such as BERT"
+                f"the pre-trained encoder cannot become a cross-encoder: {other[0]} has no counterpart there; {REMEDY}"
             )
         return model
 

@@ -191,7 +191,7 @@ def test_each_fold_is_scored_by_the_cross_encoder_that_has_not_seen_it(monkeypat
     monkeypatch.setattr(tuning, "encoded", lambda *_, **__: PREMISES)
     client: Any = SimpleNamespace(trainer=SimpleNamespace(info=lambda: SimpleNamespace(default_space_id="s")))
     reports: list[tuple[int, int, str]] = []
-    asked = Asked("hybrid", {"epochs": 2}, trials=3, queries=0, seed=5, cross_epochs=4)
+    asked = Asked("hybrid", {"epochs": 2}, trials=3, queries=0, seed=5, cross_recipe={"epochs": 4})
     found = tune_over_folds(client, data, asked, lambda *told: reports.append(told))
     of_cross_encoders = [recipe for recipe in trained if "mode" in recipe]
     assert [(one["epochs"], one["base_version"]) for one in of_cross_encoders] == [

@@ -86,7 +86,7 @@ class StartJobRequest(_message.Message):
     def __init__(self, config: _Optional[_Union[JobConfig, _Mapping]] = ...) -> None: ...
 
 class JobConfig(_message.Message):
-    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share", "targets", "candidates", "negatives", "own_text", "prototypes", "custom_loss")
+    __slots__ = ("corpus", "run_ids", "idempotency_key", "base_version", "loss", "epochs", "batch_size", "learning_rate", "temperature", "margin", "regularization", "refused_weight", "seed", "validation", "split", "note", "data_sets", "batching", "hard_negatives", "guide_version", "guide_margin", "accumulation", "items_per_epoch", "mode", "initial_share", "targets", "candidates", "negatives", "own_text", "prototypes", "custom_loss", "base_model")
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class JobConfig(_message.Message):
     OWN_TEXT_FIELD_NUMBER: _ClassVar[int]
     PROTOTYPES_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_LOSS_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     corpus: str
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     idempotency_key: str
@@ -149,7 +150,8 @@ class JobConfig(_message.Message):
     own_text: _types_pb2.OwnText
     prototypes: int
     custom_loss: str
-    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ..., targets: _Optional[_Union[Targets, str]] = ..., candidates: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., negatives: _Optional[_Union[Negatives, str]] = ..., own_text: _Optional[_Union[_types_pb2.OwnText, str]] = ..., prototypes: _Optional[int] = ..., custom_loss: _Optional[str] = ...) -> None: ...
+    base_model: str
+    def __init__(self, corpus: _Optional[str] = ..., run_ids: _Optional[_Iterable[str]] = ..., idempotency_key: _Optional[str] = ..., base_version: _Optional[str] = ..., loss: _Optional[_Union[Loss, str]] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., temperature: _Optional[float] = ..., margin: _Optional[float] = ..., regularization: _Optional[float] = ..., refused_weight: _Optional[float] = ..., seed: _Optional[int] = ..., validation: _Optional[_Iterable[_Union[_types_pb2.GoldQuery, _Mapping]]] = ..., split: _Optional[str] = ..., note: _Optional[str] = ..., data_sets: _Optional[_Iterable[str]] = ..., batching: _Optional[_Union[Batching, str]] = ..., hard_negatives: _Optional[int] = ..., guide_version: _Optional[str] = ..., guide_margin: _Optional[float] = ..., accumulation: _Optional[int] = ..., items_per_epoch: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., initial_share: _Optional[float] = ..., targets: _Optional[_Union[Targets, str]] = ..., candidates: _Optional[_Union[_index_pb2.RetrieveMode, str]] = ..., negatives: _Optional[_Union[Negatives, str]] = ..., own_text: _Optional[_Union[_types_pb2.OwnText, str]] = ..., prototypes: _Optional[int] = ..., custom_loss: _Optional[str] = ..., base_model: _Optional[str] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
     __slots__ = ("job",)

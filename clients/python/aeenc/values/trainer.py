@@ -40,8 +40,8 @@ class Loss(Choice):
     NLI_CLASSIFICATION = 7
     """Classifies pairs as entailment, neutral (refused ones, too) or contradiction (Reimers and Gurevych 2019)."""
     REGRESSION = 8
-    """Squared error of a cross-encoder's score against 1 for an explanation (see `targets`) and 0 otherwise. The
-    default of mode CROSS_ENCODER, and the only choice there.
+    """Squared error of a cross-encoder's score (see `targets`). The default of mode CROSS_ENCODER, and its only
+    choice.
     """
     ANALOGY = 9
     """Brings the shift from a question to its answer close to those of other correct pairs of its class, and keeps it
@@ -80,7 +80,7 @@ BatchingName = Literal["queries", "items"]
 
 
 class Mode(Choice):
-    """Which encoders a job trains. All start from `base_version`."""
+    """Which encoders a job trains. All but CROSS_ENCODER start from `base_version`."""
 
     UNSPECIFIED = 0
     """The same as MODE_SINGLE."""
@@ -91,9 +91,8 @@ class Mode(Choice):
     DUAL = 3
     """Separate encoders for queries and premises. As with SIAMESE, they create a new space."""
     CROSS_ENCODER = 4
-    """A cross-encoder, which scores a query and one premise together, to re-rank the top of a ranking. It starts from
-    the weights of the space's pre-trained encoder. `base_version` is the encoder whose rankings it learns to re-
-    rank.
+    """A cross-encoder, which scores a query and one premise together. It learns to re-rank the rankings of
+    `base_version`.
     """
 
 
@@ -185,8 +184,8 @@ class JobConfig:
     batch_size: int = 0
     """Queries or items per step, see `batching`; 1 to 1,024. Default: 32; in mode CROSS_ENCODER, 8."""
     learning_rate: float = 0.0
-    """The peak learning rate of AdamW. Default (0): 1e-4; 2e-5 with BATCHING_ITEMS, where that makes single items, and
-    with NLI_CLASSIFICATION.
+    """The peak rate of AdamW. Default (0): 1e-4; 2e-5 with NLI_CLASSIFICATION, and where BATCHING_ITEMS has single
+    items.
     """
     temperature: float = 0.0
     """The temperature of the losses that have one. Default (0): 0.03 with FULL_CORPUS_SOFTMAX, otherwise 0.05."""
@@ -263,6 +262,10 @@ class JobConfig:
     """
     custom_loss: str = ""
     """A loss of the operator's settings, by its name there, in place of `loss`."""
+    base_model: str = ""
+    """The model that a cross-encoder starts from, by its name in the operator's settings. Default: the space's pre-
+    trained encoder. Mode CROSS_ENCODER only.
+    """
 
     @classmethod
     def from_message(cls, message: trainer_pb2.JobConfig) -> JobConfig:
@@ -299,6 +302,7 @@ class JobConfig:
             own_text=OwnText(message.own_text),
             prototypes=message.prototypes,
             custom_loss=message.custom_loss,
+            base_model=message.base_model,
         )
 
 

@@ -228,6 +228,10 @@ def train(
         typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
     ] = None,
     custom_loss: Annotated[str, typer.Option(help="A loss of the trainer's settings, in place of --loss.")] = "",
+    base_model: Annotated[
+        str,
+        typer.Option(show_default="the pre-trained", help="A cross-encoder starts from this model of the settings."),
+    ] = "",
     prototypes: Annotated[
         int, typer.Option(min=0, help="Correct pairs of a class that loss analogy compares with; 0: 30.")
     ] = 0,
@@ -264,6 +268,7 @@ def train(
             negatives=negatives,
             prototypes=prototypes,
             custom_loss=custom_loss,
+            base_model=base_model,
             **recipe,
         )
         out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")
