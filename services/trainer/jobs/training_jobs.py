@@ -127,7 +127,6 @@ class TrainingJobs:
         if not (config.run_ids or config.data_sets):
             remedy = "name at least one run (ListRuns, `aeenc runs`; `aeenc train --run RUN`), or a data set"
             raise errors.InvalidArgument.field("config.run_ids", f"is empty; {remedy}")
-        self._configured.base_model(config.base_model)
         dotted = self._configured.loss(config.custom_loss)
         loss = loss_of_ones_own(dotted) if dotted else LOSSES[config.loss]
         if conflict := loss.conflict(config.mode, config.loss_name):
@@ -143,6 +142,7 @@ class TrainingJobs:
         _within("hard_negatives", config.hard_negatives, int(config.mode == "CROSS_ENCODER"), 64)
         _within("accumulation", config.accumulation, 1, config.batch_size)
         _check_options(config, loss)
+        self._configured.base_model(config.base_model)
         if config.note.strip():  # a list has it in each job
             check_texts([config.note], self.limits, "config.note")
         if validation:

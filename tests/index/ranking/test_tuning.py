@@ -191,12 +191,14 @@ def test_each_fold_is_scored_by_the_cross_encoder_that_has_not_seen_it(monkeypat
     monkeypatch.setattr(tuning, "encoded", lambda *_, **__: PREMISES)
     client: Any = SimpleNamespace(trainer=SimpleNamespace(info=lambda: SimpleNamespace(default_space_id="s")))
     reports: list[tuple[int, int, str]] = []
-    asked = Asked("hybrid", {"epochs": 2}, trials=3, queries=0, seed=5, cross_recipe={"epochs": 4})
+    asked = Asked(
+        "hybrid", {"epochs": 2}, trials=3, queries=0, seed=5, cross_recipe={"epochs": 4, "base_model": "mpnet"}
+    )
     found = tune_over_folds(client, data, asked, lambda *told: reports.append(told))
     of_cross_encoders = [recipe for recipe in trained if "mode" in recipe]
-    assert [(one["epochs"], one["base_version"]) for one in of_cross_encoders] == [
-        (4, "q without fold-0"),
-        (4, "q without fold-1"),
+    assert [(one["epochs"], one["base_model"], one["base_version"]) for one in of_cross_encoders] == [
+        (4, "mpnet", "q without fold-0"),
+        (4, "mpnet", "q without fold-1"),
     ]
     assert found.cross_encoders == {name: f"x without {name}" for name in data}
     assert reports == [(1, 4, "fold-0"), (2, 4, "fold-1"), (3, 4, "fold-0"), (4, 4, "fold-1")]

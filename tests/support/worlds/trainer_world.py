@@ -292,6 +292,7 @@ async def world(
                 tmp_path / "trainer",
                 **targets,
                 data_sets={"imported": imported},
+                base_models={"another": str(tmp_path / "another")},
                 tensorboard_dir=str(tmp_path / "curves"),
             )
         )

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import trainer_pb2, types_pb2
+from support.models.tiny_base_models import write_sentence_model
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: TrainerWorld):
-    job = await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, epochs=1)
+async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: TrainerWorld, tmp_path: Path):
+    write_sentence_model(tmp_path / "another", "mpnet")
+    job = await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, base_model="another", epochs=1)
     config = job.config
+    assert config.base_model == "another"
     assert (config.loss, config.batching) == (trainer_pb2.LOSS_REGRESSION, trainer_pb2.BATCHING_QUERIES)
     assert (config.batch_size, config.hard_negatives) == (8, 6)
     job = await world.trainer.wait(job.id)
     assert (job.state, job.error) == (types_pb2.WORK_STATE_SUCCEEDED, "")
     checkpoint = await world.trainer.get_checkpoint(job.version)
     assert (checkpoint.space_id, checkpoint.base_version) == ("cross-encoder", world.space.version)
+    artifact = world.space.store.open("checkpoints", job.version)
+    assert json.loads(artifact.file("config.json").read_bytes())["model_type"] == "mpnet"
+    assert artifact.meta["lineage"]["base_model"] == "another"
     registry = RegistryClient(Channel(world.trainer.channel.target, timeout_s=20))
     published = await registry.publish(job.version, wait_s=20)
     await registry.channel.close()
@@ -36,6 +44,7 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
     ("loss", "options"),
     [
         ("full_corpus_softmax", {"targets": "grade_distribution", "candidates": "lexical", "negatives": "none"}),
+        ("full_corpus_softmax", {"base_model": "another"}),
         ("full_corpus_softmax", {"margin": 0.2, "hard_negatives": 2, "prototypes": 5}),
         ("triplet_margin", {"temperature": 0.2, "refused_weight": 2.5, "hard_negatives": 2, "guide_margin": 0.1}),
         ("multiple_negatives_ranking", {"guide_margin": 0.1, "margin": 0.2, "refused_weight": 2.5}),
@@ -58,10 +67,11 @@ async def test_options_that_a_loss_has_no_use_for_are_refused_by_name(
     [
         ({"loss": trainer_pb2.LOSS_GIST}, "config.loss: is GIST, but mode CROSS_ENCODER"),
         ({"hard_negatives": 0}, "config.hard_negatives: is 0; give 1 to 64"),
+        ({"base_model": "/tmp"}, "there is no base model '/tmp'; AEENC_TRAINER_BASE_MODELS names: another"),
     ],
 )
 async def test_what_a_cross_encoder_cannot_train_with_is_refused(
     world: TrainerWorld, fields: dict[str, Any], told: str
 ):
-    with pytest.raises(errors.InvalidArgument, match=told):
+    with pytest.raises((errors.InvalidArgument, errors.NotFound), match=told):
         await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, **fields)

@@ -179,5 +179,7 @@ def test_analogies_train_it_and_leave_the_word_vectors_alone(tmp_path: Path, rec
 
 def test_it_cannot_become_a_cross_encoder(tmp_path: Path, recurrent: Space):
     files = job(tmp_path, recurrent, "crossed", loss="REGRESSION", mode="CROSS_ENCODER", batching="QUERIES")
-    with pytest.raises(FailedPrecondition, match="model type aeenc-bigru cannot become a cross-encoder; build"):
+    with pytest.raises(
+        FailedPrecondition, match="model type aeenc-bigru cannot become a cross-encoder; name a base_model"
+    ):
         run_job(files)

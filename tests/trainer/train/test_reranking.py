@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from services.trainer.train.job import run_job, train
 from services.trainer.train.ranks import Rank
 from services.trainer.train.reranking import RerankingTask
 from services.transformer import load_transformer
+from support.models.tiny_base_models import write_sentence_model
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after, result_of
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
@@ -53,10 +55,13 @@ def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(
     assert artifact.meta["validation_map"] == pytest.approx(after, abs=1e-6)
 
 
-def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: Space):
+@pytest.mark.parametrize("base_model", ["", "mpnet"])
+def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: Space, tmp_path: Path, base_model: str):
     import onnxruntime
 
     files = make_job(epochs=1, **CROSS)
+    if base_model:  # of another architecture than the encoder whose rankings it re-ranks
+        files.write_plan(replace(files.plan(), base_model=str(write_sentence_model(tmp_path / "base", base_model))))
     prepare_torch(1)
     result = result_of(files)
     artifact = space.store.open("checkpoints", str(result["version"]))
@@ -68,6 +73,7 @@ def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: 
     session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
     served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
     assert np.abs(served - trained).max() < 1e-4
+    assert json.loads(artifact.file("config.json").read_bytes())["model_type"] == (base_model or "bert")
 
 
 def test_a_killed_job_ends_with_the_weights_of_one_that_was_left_alone(make_job: MakeJob, space: Space):

@@ -457,7 +457,7 @@ export type RetrievalOptions = Message<"aeenc.v1.RetrievalOptions"> & {
 
   /**
    * The weight of the cross-encoder's score in re-ranking: score = first ranking's score + weight × cross-encoder's
-   * score. 0 or more, finite. The best value depends on both scales; 0.2 is a start in mode HYBRID. Not in mode
+   * score. 0 to 1e30. The best value depends on both scales; 0.2 is a start in mode HYBRID. Not in mode
    * ITERATIVE_LEXICAL. Default: 0, which uses the cross-encoder's score alone.
    *
    * @generated from field: float rerank_weight = 6;
@@ -502,9 +502,9 @@ export type Fusion = Message<"aeenc.v1.Fusion"> & {
   lexicalWeight?: number | undefined;
 
   /**
-   * Re-orders the first 100 premises by the sum of these features times their weights; those that follow keep their
-   * order. `aeenc tune-retrieval` finds weights, docs/evaluation.md has the names. Modes HYBRID and DENSE; the latter has
-   * `first`, `rank` and `vectors_given_others`. Default: none.
+   * Re-orders the first 100 premises, or 200 with a `..._many`, by the sum of these features times their weights, each
+   * -1e30 to 1e30; the rest keep their order. `aeenc tune-retrieval` finds weights; docs/evaluation.md has the names,
+   * all of mode HYBRID; DENSE has `first`, `rank`, `vectors_given_others` and `vectors_given_many`. Default: none.
    *
    * @generated from field: map<string, float> features = 3;
    */
