@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from aeenc.adapters.facts import BATCH_ROWS, pyarrow
 from aeenc.cli.options import taking
@@ -16,7 +18,7 @@ from aeenc.errors import InvalidArgument
 from aeenc.files.whole import whole_folder
 from aeenc.transport.targets import home as default_home
 from services.corpus.active import named_or_active
-from services.corpus.generation import PREMISES, VECTORS, Generation, open_generation
+from services.corpus.generation import PREMISES, VECTORS, Generation, PremiseRecord, open_generation
 from services.store.artifacts import ArtifactStore
 from services.store.objects import open_store
 
@@ -67,7 +69,11 @@ def export_vectors(
     }
     with whole_folder(to) as folder:
         if form == "npy":
-            np.save(folder / VECTORS, found.float32(), allow_pickle=False)
+            with (folder / VECTORS).open("wb") as file:
+                header = {"descr": "<f4", "fortran_order": False, "shape": found.vectors.shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for _, vectors in _parts(found):
+                    file.write(vectors.tobytes())
             with (folder / PREMISES).open("w", encoding="utf-8") as lines:
                 for one in found.premises:
                     lines.write(json.dumps({"id": one.id, "text": one.text}, ensure_ascii=False) + "\n")
@@ -77,15 +83,19 @@ def export_vectors(
     output_of(context).result({"to": str(to), **about})
 
 
+def _parts(generation: Generation) -> Iterator[tuple[Sequence[PremiseRecord], NDArray[np.float32]]]:
+    """Yields the premises and their vectors (n, dim), part by part: float16 is at no time there twice as a whole."""
+    for start in range(0, len(generation.premises), BATCH_ROWS):
+        part = slice(start, start + BATCH_ROWS)
+        yield generation.premises[part], generation.vectors[part].astype("<f4")
+
+
 def _write_parquet(path: Path, generation: Generation) -> None:
     pa = pyarrow(path)
     fields = [("id", pa.string()), ("text", pa.string()), ("vector", pa.list_(pa.float32(), generation.dim))]
-    vectors = generation.float32()
     with pa.parquet.ParquetWriter(path, pa.schema(fields)) as writer:
-        for start in range(0, len(vectors), BATCH_ROWS):
-            part = slice(start, start + BATCH_ROWS)
-            premises = generation.premises[part]
-            rows = pa.FixedSizeListArray.from_arrays(vectors[part].ravel(), generation.dim)
+        for premises, vectors in _parts(generation):
+            rows = pa.FixedSizeListArray.from_arrays(vectors.ravel(), generation.dim)
             columns = [[one.id for one in premises], [one.text for one in premises], rows]
             writer.write_table(pa.table(columns, schema=writer.schema))
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from aeenc import errors
+from aeenc.cli.main import app
+from services.corpus import commands
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
     KIND,
@@ -77,6 +83,22 @@ def test_a_generation_in_float16_is_read_as_such_and_given_in_float32(artifact_s
     assert np.array_equal(generation.float32(), matrix())
     single = open_generation(artifact_store, "science", write(artifact_store, matrix()).id)
     assert np.shares_memory(single.float32(), single.vectors), "no copy of what is in float32 already"
+
+
+def test_a_generation_in_float16_is_exported_part_by_part_in_float32(
+    artifact_store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "BATCH_ROWS", 2)
+    written = write(artifact_store, matrix().astype(np.float16), storage="float16")
+    assert [len(part) for _, part in commands._parts(open_generation(artifact_store, "science", written.id))] == [2, 1]
+    words = ["export", "vectors", "science", "--artifacts", str(artifact_store.root), "--generation", written.id]
+    for form in ("npy", "parquet"):
+        ended = CliRunner().invoke(app, [*words, "--to", str(tmp_path / form), "--as", form])
+        assert ended.exit_code == 0, ended.output
+    np.save(tmp_path / "whole.npy", matrix())
+    assert (tmp_path / "npy" / VECTORS).read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    rows = pq.read_table(tmp_path / "parquet" / "premises.parquet").to_pylist()
+    assert [row["vector"] for row in rows] == matrix().tolist()
 
 
 @pytest.mark.parametrize(("dtype", "storage"), [(np.float32, "float16"), (np.float16, "float32")])

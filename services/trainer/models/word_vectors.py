@@ -36,7 +36,9 @@ class WordVectors:
 
     @classmethod
     def read(cls, path: Path, most: int = MOST_WORDS) -> WordVectors:
-        """Reads the first so many words, each once. Raises InvalidArgument naming file and line."""
+        """Reads the first so many words, each once. Raises InvalidArgument for none, and naming file and line."""
+        if most < 1:
+            raise InvalidArgument.field("words", f"must be at least 1, got {most}")
         found: dict[str, NDArray[np.float32]] = {}
         width = 0
         for place, line in text_lines(path):

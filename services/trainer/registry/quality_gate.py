@@ -121,7 +121,7 @@ class QualityGate:
             return _precisions(candidate, "before")
         try:
             metrics = await self._checkpoints.metrics(theirs)
-        except errors.NotFound:  # deleted since
+        except (errors.NotFound, errors.DataLoss):  # deleted since, or damaged: another one is to take its place
             return ()
         same = metrics is not None and all(metrics.get(name) == candidate.get(name) for name in _SAME)
         return _precisions(metrics, "after") if metrics and same else ()

@@ -16,6 +16,7 @@ import aeenc
 from aeenc import Channel, errors
 from aeenc.adapters.premises import PremiseRetriever
 from aeenc.oracles.remote import RemoteOracle
+from aeenc.transport.checks import key_pair
 from aeenc.transport.targets import Targets
 from aeenc.v1 import encoder_pb2_grpc
 from support.certificates import certify, needs_openssl
@@ -49,6 +50,26 @@ async def test_a_server_that_a_public_authority_has_certified_needs_no_ca(tmp_pa
         assert ended.returncode == 1
         assert "Unavailable" in ended.stderr
         assert not servicer.tokens
+
+
+@needs_openssl
+def test_a_key_pair_that_is_replaced_while_it_is_read_is_a_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certify(tmp_path, "old")
+    new_cert, new_key = certify(tmp_path, "new")
+    new = new_key.read_bytes(), new_cert.read_bytes()
+    read_bytes = Path.read_bytes
+
+    def replaced_behind(path: Path) -> bytes:
+        content = read_bytes(path)
+        if path == key and new_key.exists():
+            new_key.replace(key)
+            new_cert.replace(cert)
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", replaced_behind)
+    assert key_pair(cert, key) == new
 
 
 async def test_a_token_may_travel_to_another_host_by_tls_of_public_authorities(

@@ -124,7 +124,7 @@ async def test_with_few_queries_the_answer_says_that_they_are_too_few(world: Wor
 
 async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothing(world: World):
     good, about = await world.checkpoint("good", GOOD), await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
-    nothing = await world.checkpoint("nothing", None)
+    nothing, damaged = await world.checkpoint("nothing", None), await world.checkpoint("damaged", GOOD)
     first = await world.registry.publish(good)
     assert (list(first.comparisons), "was not measured" in first.not_compared) == ([], True)
     (compared,) = (await world.registry.publish(about)).comparisons
@@ -133,6 +133,9 @@ async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothi
     assert 0.05 <= compared.p_value <= 1
     assert "without validation queries" in (await world.registry.publish(nothing)).not_compared
     assert (await world.registry.publish(good, force=True)).not_compared == "it was forced"
+    await world.registry.publish(damaged, force=True)
+    (world.space.store.root / "checkpoints" / damaged / "metrics.json").write_text("{")
+    assert f"{damaged} was not measured" in (await world.registry.publish(about)).not_compared
 
 
 async def test_a_job_measures_what_stable_and_canary_serve_in_its_space(world: World):

@@ -112,7 +112,8 @@ def key_pair(cert: Any, key: Any) -> tuple[bytes, bytes]:
     except (OSError, ValueError) as error:
         remedy = "give PEM files, and the key of the certificate"
         raise errors.InvalidArgument(f"cert {cert} and key {key} cannot be used ({error}); {remedy}") from None
-    return pair
+    was_replaced = pair != (_file_bytes(key, "key"), _file_bytes(cert, "cert"))  # what was checked is not what was read
+    return key_pair(cert, key) if was_replaced else pair
 
 
 def _file_bytes(path: Any, field: str) -> bytes:
