@@ -64,7 +64,7 @@ async def measured_recall(
     queries: NDArray[np.float32],
     truth: Sequence[NDArray[np.int64]],
     k: int,
-    splits: Sequence[str] = (),
+    splits: Sequence[str] | None = None,
 ) -> float:
     """The share of the true k nearest (ordinals for each query) that are found under a filter by splits."""
     hits = 0
@@ -85,7 +85,7 @@ async def measured_rate(
     seconds: float,
     *,
     exclude: Sequence[str] = (),
-    splits: Sequence[str] = (),
+    splits: Sequence[str] | None = None,
 ) -> float:
     """Queries a second of callers that wait for their answers, one query a call, under a filter."""
     search = partial(client.index.search, corpus, space_id=SPACE, k=k, exclude=exclude, splits=splits)

@@ -63,10 +63,12 @@ class RetrieveRequest(Body):
         [], description="Ids of premises accepted so far, one list for each query."
     )
     exclude: Strings = Field([], description="Ids of premises never to return.")
-    splits: Strings = Field([], description="Returns premises of these splits, and of none, alone.")
-    only_ids: Strings = Field([], description="Returns these premises alone, by id or alias.")
+    splits: Strings | None = Field(None, description="Returns premises of these splits, and of none, alone.")
+    only_ids: Strings | None = Field(None, description="Returns these premises alone, by id or alias.")
     before_id: str = Field("", description="Returns the premises inserted before this one alone.")
-    tags: Strings = Field([], description="Returns premises that fit one of these clauses, such as `physics,-draft`.")
+    tags: Strings | None = Field(
+        None, description="Returns premises that fit one of these clauses, such as `physics,-draft`."
+    )
     generation: str = Field("", description="The generation to search. Default: the active one.")
     exact: bool = Field(False, description="Whether to search exactly, whatever the engine.")
     nprobe: Count = Field(0, description="The lists of an IVF index to visit. 0: as chosen when it was built.")

@@ -54,10 +54,10 @@ class AeencRetriever(BaseRetriever):
     rerank_versions: Sequence[str] = ()
     drop_self: bool = True
     exclude: Sequence[str] = ()
-    splits: Sequence[str] = ()
-    only_ids: Sequence[str] = ()
+    splits: Sequence[str] | None = None
+    only_ids: Sequence[str] | None = None
     before_id: str = ""
-    tags: Sequence[str] = ()
+    tags: Sequence[str] | None = None
     generation: str = ""
     truncate: bool = False
     precision: Precision | None = None

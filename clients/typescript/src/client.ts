@@ -6,7 +6,7 @@ import { timestampDate } from "@bufbuild/protobuf/wkt";
 import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
 import { Channel, pause } from "./channel.js";
 import { AeencError } from "./errors.js";
-import { listOf, milliseconds, objectOf, pick, refuse, refuseOdd } from "./inputs.js";
+import { allowed, listOf, milliseconds, objectOf, pick, refuse, refuseOdd } from "./inputs.js";
 import { EncoderService } from "./gen/aeenc/v1/encoder_pb.js";
 import { FusionMethod, IndexService, RetrieveMode, RetrieveRequestSchema } from "./gen/aeenc/v1/index_pb.js";
 import { PeopleService } from "./gen/aeenc/v1/people_pb.js";
@@ -74,7 +74,7 @@ export interface RetrieveOptions extends CallOptions {
   dropSelf?: boolean;
   /** Ids never to return. */
   exclude?: readonly string[];
-  /** Only premises with one of these splits, or without any. */
+  /** Only premises with one of these splits, or without any. Empty lists, here and below, are refused: leave them out. */
   splits?: readonly string[];
   /** Only these premises, by id. */
   onlyIds?: readonly string[];
@@ -174,8 +174,8 @@ export class Client {
   /** Finds the premises of `corpus` that best explain each text. */
   async retrieve(corpus: string, texts: readonly string[], options: RetrieveOptions = {}): Promise<Retrieved> {
     const { k = 10, mode = "dense", label, version, fusion, accepted = [], precision, signal, timeoutMs } = options;
-    const { exclude = [], splits = [], onlyIds = [], tags = [], rerankVersions = [], truncate = false } = options;
-    for (const [name, given] of Object.entries({ texts, accepted, exclude, splits, onlyIds, tags, rerankVersions })) {
+    const { exclude = [], rerankVersions = [], truncate = false } = options;
+    for (const [name, given] of Object.entries({ texts, accepted, exclude, rerankVersions })) {
       listOf(name, given);
     }
     accepted.forEach((ids, place) => listOf(`accepted[${place}]`, ids));
@@ -207,7 +207,12 @@ export class Client {
       ...(label && !version ? { model: { selector: { case: "label" as const, value: label } } } : {}),
       dropSelf: options.dropSelf,
       excludeIds: [...exclude],
-      filter: { anySplit: [...splits], onlyIds: [...onlyIds], beforeId: options.beforeId, anyClause: tags.map(clauseOf) },
+      filter: {
+        anySplit: [...allowed("splits", options.splits)],
+        onlyIds: [...allowed("onlyIds", options.onlyIds)],
+        beforeId: options.beforeId,
+        anyClause: allowed("tags", options.tags).map(clauseOf),
+      },
       generation: options.generation,
       truncate: truncate ? Truncate.END : Truncate.ERROR,
       ...(precision !== undefined && { precision: pick("precision", PRECISIONS, precision) }),

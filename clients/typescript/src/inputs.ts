@@ -77,6 +77,12 @@ export function listOf(name: string, given: unknown): readonly unknown[] {
   return given;
 }
 
+/** Returns what alone may be found; undefined: all. Throws INVALID_ARGUMENT for an empty list, in a message the same. */
+export function allowed<T>(name: string, given: readonly T[] | undefined): readonly T[] {
+  if (given === undefined) return [];
+  return listOf(name, given).length ? given : refuse(name, given, "leave it out to search all, or give at least one");
+}
+
 /** Returns an object. Throws INVALID_ARGUMENT for anything else. */
 export function objectOf(name: string, given: unknown): object {
   return typeof given === "object" && given ? given : refuse(name, given, "give an object");

@@ -326,7 +326,7 @@ async def search(call: Call) -> Any:
         version=run.current_version if dense else None,
         accepted=[body.accepted] if body.accepted and dense else (),
         exclude=body.exclude,
-        splits=("facts", run.config.split) if run.config.split else (),
+        splits=("facts", run.config.split) if run.config.split else None,
         generation=run.generation,
         truncate=True,
     )

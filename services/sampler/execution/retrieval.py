@@ -150,9 +150,10 @@ class Retrieval:
             k=reach(run.config),
             accepted=[accepted[:MAX_ACCEPTED] for _, accepted, _ in queries] if conditioned else (),
             version=run.version,
-            splits=splits_of(run.config),
+            splits=splits_of(run.config) or None,
             generation=run.generation,
-            **vars(queries[0][2]),
+            before_id=queries[0][2].before_id,
+            only_ids=queries[0][2].only_ids or None,
             **EXACTLY,
         )
         try:

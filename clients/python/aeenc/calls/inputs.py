@@ -51,6 +51,13 @@ def listed(items: Any, field: str) -> list[Any]:
     return list(_iterable(items, field))
 
 
+def allowed(items: Any, field: str) -> list[Any]:
+    """Returns what alone may be found; None: all. Raises InvalidArgument for an empty list, in a message the same."""
+    if items is not None and not (items := listed(items, field)):
+        raise InvalidArgument.field(field, "is empty; leave it out to search all, or give at least one")
+    return items or []
+
+
 def _iterable(items: Any, field: str) -> Iterable[Any]:
     refuse_single_text(items, field)
     if isinstance(items, type) or not isinstance(items, Iterable):

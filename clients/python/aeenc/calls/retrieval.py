@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from aeenc import errors, values
 from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
 from aeenc.calls.inputs import (
+    allowed,
     at_least_one,
     check_accessible,
     chosen,
@@ -50,14 +51,15 @@ _METHODS: dict[str | None, index_pb2.FusionMethod] = {
 
 
 def premise_filter(
-    splits: Sequence[str], only_ids: Sequence[str], tags: Sequence[str], before_id: str | None
+    splits: Sequence[str] | None, only_ids: Sequence[str] | None, tags: Sequence[str] | None, before_id: str | None
 ) -> index_pb2.PremiseFilter | None:
-    """Builds the filter of a call; None without one. Raises InvalidArgument for a clause of tags without a tag."""
-    for name, found in (("splits", splits), ("only_ids", only_ids), ("tags", tags)):
-        refuse_single_text(found, name)
-    clauses = [_clause(number, one) for number, one in enumerate(listed(tags, "tags"))]
+    """Builds the filter of a call; None without one. Raises InvalidArgument for an empty list or clause of tags."""
     made = message(
-        index_pb2.PremiseFilter, any_split=splits, only_ids=only_ids, before_id=before_id, any_clause=clauses
+        index_pb2.PremiseFilter,
+        any_split=allowed(splits, "splits"),
+        only_ids=allowed(only_ids, "only_ids"),
+        before_id=before_id,
+        any_clause=[_clause(number, one) for number, one in enumerate(allowed(tags, "tags"))],
     )
     return made if made.ByteSize() else None
 
@@ -212,10 +214,10 @@ class RetrieveOptions(Retrieval):
     version: str | None = None
     drop_self: bool = True
     exclude: Sequence[str] = ()
-    splits: Sequence[str] = ()
-    only_ids: Sequence[str] = ()
+    splits: Sequence[str] | None = None
+    only_ids: Sequence[str] | None = None
     before_id: str = ""
-    tags: Sequence[str] = ()
+    tags: Sequence[str] | None = None
     generation: str = ""
     truncate: bool = False
     precision: Precision | None = None
@@ -274,10 +276,10 @@ class SearchKeywords(TypedDict, total=False):
 
     k: int
     exclude: Sequence[str]
-    splits: Sequence[str]
-    only_ids: Sequence[str]
+    splits: Sequence[str] | None
+    only_ids: Sequence[str] | None
     before_id: str
-    tags: Sequence[str]
+    tags: Sequence[str] | None
     generation: str
     exact: bool
     nprobe: int
@@ -342,7 +344,7 @@ async def rank(
         raise errors.InvalidArgument.field(
             "accessible", f"has {len(apart[1])} entries for {len(texts)} texts; give one each, or none"
         )
-    if apart[1] and (options.only_ids or options.before_id):
+    if apart[1] and (options.only_ids is not None or options.before_id):
         raise errors.InvalidArgument.field("accessible", "says what only_ids and before_id say; leave it or them out")
     options = replace(options, truncate=True)
     if not n:
@@ -374,7 +376,8 @@ async def _ask(
         if accessible:
             alike = takewhile(partial(eq, accessible[part.start]), accessible[part])
             part = slice(part.start, part.start + sum(1 for _ in alike))
-            options = replace(options, **vars(accessible[part.start]))
+            may = accessible[part.start]
+            options = replace(options, before_id=may.before_id, only_ids=may.only_ids or None)
         try:
             answer = await ask(options.request(corpus, texts[part], accepted[part]))
         except errors.TooLarge:  # premises are long

@@ -133,7 +133,7 @@ def call_of(
     filters = {"splits": splits, "exclude": exclude, "only_ids": only_ids, "tags": tags, "accepted": accepted}
     options = {"k": k, "label": label, "version": version, "before_id": before_id, "truncate": truncate}
     options |= {"precision": precision, "routing_key": routing_key}
-    return {**options, **{name: chosen or () for name, chosen in filters.items()}}
+    return {**options, **{name: chosen or None for name, chosen in filters.items()}}
 
 
 def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
