@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from redis.asyncio import Redis
@@ -21,12 +21,13 @@ from aeenc.cli.main import app
 from services.corpus.active import latest_move, note_change, read_active
 from services.corpus.generation import folder_of
 from services.corpus.moves import MoveRequest
-from services.launcher.backups import making, store_files
+from services.launcher.backups import archive, making, store_files
 from services.launcher.backups.archive import MANIFEST, Backup
 from services.launcher.backups.keys import Key, pattern, put
 from services.launcher.backups.restoring import restore
 from services.launcher.fleet import RESTORING, Fleet, Options
 from services.store.artifacts import ArtifactStore
+from services.store.files import try_lock
 from services.store.formats import NewerFormat
 from support.worlds.backup_world import CORPUS, Deployment, here, names, opened, other_redis_url, there
 
@@ -277,6 +278,22 @@ async def test_every_damaged_file_is_named(here: Deployment, tmp_path: Path):
     os.truncate(target, 4096)
     with pytest.raises((errors.DataLoss, errors.NotFound), match=str(tmp_path / "backup.tar")):
         opened(tmp_path / "backup.tar")
+
+
+@pytest.mark.parametrize("has_third", [False, True], ids=["two", "three"])
+def test_a_backup_whose_lock_another_one_has_just_removed_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_third: bool
+):
+    def of_one_that_has_ended(file: IO[Any]) -> bool:
+        Path(file.name).unlink()
+        if has_third:
+            Path(file.name).touch()
+        return try_lock(file)
+
+    monkeypatch.setattr(archive, "try_lock", of_one_that_has_ended)
+    with pytest.raises(errors.FailedPrecondition, match="another backup"), archive.new_backup(tmp_path / "a.tar"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".a.tar.lock"] * has_third
 
 
 def test_newer_and_unfinished_backups_are_refused_by_name(tmp_path: Path):

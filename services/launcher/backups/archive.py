@@ -82,7 +82,7 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
         make_directory(target.parent)
         lock = target.with_name(f".{target.name}.lock").open("wb")
     with lock:
-        if not try_lock(lock):
+        if not _locks(lock):
             raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it")
         try:
             with _new_tar(target, place) as writer:
@@ -95,6 +95,13 @@ def new_backup(target: Path) -> Iterator[BackupWriter]:
         finally:
             Path(lock.name).unlink(missing_ok=True)
     sync_directory(target.parent)
+
+
+def _locks(lock: IO[bytes]) -> bool:
+    """Whether this process has the lock alone: whoever had it may just have removed the file, and another made it."""
+    with contextlib.suppress(FileNotFoundError):
+        return try_lock(lock) and os.path.samestat(os.fstat(lock.fileno()), Path(lock.name).stat())
+    return False
 
 
 @contextmanager
