@@ -392,4 +392,4 @@ def _score(record: TaskRecord, at: float) -> str:
 
 
 def _ms(at: float) -> str:
-    return str(int(at * 1000))
+    return str(math.ceil(at * 1000))  # not before: what is due by it is over by the record, too

@@ -252,6 +252,21 @@ async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_i
         assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
+async def test_what_redis_names_as_due_is_over_by_its_record(world: SamplerWorld):
+    """Else it is looked at once, a part of a millisecond too early, and then not before RECHECK_S."""
+    async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
+        held, given = [await take(people, "ann") for _ in range(2)]
+        await people.submit(given, [])
+        redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
+        (holds, decided), _ = await TaskStore(redis, keys).read_many(
+            run_id, [one.task.task_id for one in (held, given)]
+        )
+        for key, at in ((keys.leases, holds.leases[0].expires_at), (keys.decided, decided.decided_at)):
+            [(_, due_ms)] = await redis.zrange(key(run_id), 0, -1, withscores=True)
+            assert 0 <= due_ms - 1000 * at <= 1
+        await redis.aclose()
+
+
 async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):
     read, from_json = list[str](), tasks.from_json
     due, looks = TaskStore.due, list[str]()
