@@ -167,7 +167,8 @@ class Runner:
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         run = await self._store.get(run_id)
-        if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+        worker = {"worker": self._owner}  # none before may write from now on
+        if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner, fields=worker) != "OK":
             return
         with span("run", within=run.traceparent, run_id=run_id, oracle=run.config.oracle):
             await self._work_on(run, lease)

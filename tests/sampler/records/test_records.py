@@ -30,7 +30,7 @@ from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
 from services.store.life_cycles import LIVE
-from services.store.redis import connect
+from services.store.redis import WorkLease, connect
 from services.store.requests import Request
 from support.waiting import eventually
 from support.worlds.people_world import verdict
@@ -69,6 +69,13 @@ class Stores:
         self.run: Run
         self.runs, self.nodes, self.pairs = RunStore(redis, keys), NodeStore(redis, keys), PairLog(redis, keys)
 
+    async def take_over(self, owner: str) -> WorkLease:
+        lease = self.runs.cycles.lease(self.run_id, owner, 30)
+        assert await lease.renew()
+        taken = await self.runs.cycles.transition(self.run_id, LIVE, "RUNNING", owner=owner, fields={"worker": owner})
+        assert taken == "OK"
+        return lease
+
 
 @pytest.fixture
 async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
@@ -80,7 +87,7 @@ async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
     redis = connect(world.settings["redis_url"])
     stores = Stores(redis, world.settings["namespace"], run.id)
     stores.run = await stores.runs.get(run.id)
-    assert await stores.runs.cycles.lease(run.id, "me", 30).renew()
+    await stores.take_over("me")
     yield stores
     await redis.aclose()
 
@@ -174,6 +181,18 @@ async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_liv
     assert await runs.cycles.transition(run_id, LIVE, "CANCELLED") == "OK"
     assert await nodes.commit(stores.run, "me", [COMMIT]) == ["STOPPED"]
     assert (await stores.pairs.page(run_id, 0, 10, None))[0] == []
+
+
+async def test_a_worker_writes_nothing_after_another_has_worked_on_its_run_even_with_the_lease_again(stores: Stores):
+    """It was silent for so long that its lease ran out, and knows the trees as they were before that."""
+    mine = stores.runs.cycles.lease(stores.run_id, "me", 30)
+    await mine.release()
+    await (await stores.take_over("another")).release()
+    assert await mine.renew()
+    assert await stores.nodes.commit(stores.run, "me", [COMMIT]) == ["STOPPED"]
+    assert await stores.nodes.advance(stores.run_id, "me", [(TREE, [])]) == ["STOPPED"]
+    await stores.take_over("me")
+    assert await stores.nodes.commit(stores.run, "me", [COMMIT]) == ["OK"]
 
 
 async def test_every_record_of_a_run_names_its_format_and_stays(stores: Stores):
