@@ -207,7 +207,6 @@ class Runner:
     async def _end(self, run: Run, state: State, error: str) -> None:
         if state == "FAILED":
             failed()
-        fields = {"nodes_pending": 0} if state == "SUCCEEDED" else None
-        ending = self._store.cycles.end(run.id, state, self._poll_s, error=error, owner=self._owner, fields=fields)
+        ending = self._store.cycles.end(run.id, state, self._poll_s, error=error, owner=self._owner)
         if await ending:  # else a successor uses the label
             await self._holds.drop(run.id)

@@ -450,3 +450,18 @@ async def test_an_amendment_stands_above_an_answer_that_was_given_before_and_rec
         await eventually(is_judged)
         assert await accepted_by_all(people, sampler, run_id) == [{LAST_TEXT}] * 4
         assert [one.sign.name for one in await pairs(sampler, run_id) if one.premise_id == LAST_ID][-1] == "POSITIVE"
+
+
+async def test_a_node_that_a_budget_left_is_pending_until_what_explains_with_it_is_taken_back(world: SamplerWorld):
+    run: dict[str, Any] = {"max_depth": 1, "k": 4, "max_judgements": 4}
+    async with at_work(world, 1, run=run, undo_s=0.0) as (people, sampler, run_id):
+        root = await take(people, "ann", run_id, "tree-0")
+        found = root.task.candidates[0].premise
+        await people.submit(root, {found.id: EXPLAINS})
+        ended = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (ended.state.name, ended.progress.nodes_pending) == ("SUCCEEDED", 1)
+        await amend_root(people, run_id, {found.id: REFUSES})
+        await sampler.resume(run_id)
+        ended = await asyncio.wait_for(sampler.wait(run_id), 40)
+        assert (ended.state.name, ended.progress.nodes_pending) == ("SUCCEEDED", 0)
+        assert [seen.progress.nodes_pending async for _, seen in sampler.watch(run_id)][-1] == 0
