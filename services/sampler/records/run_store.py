@@ -31,7 +31,7 @@ from services.store.requests import Request
 
 CHUNK = 1000
 UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
-EVENT_FIELDS = ("state", "error", "ended_at", *COUNTERS)
+EVENT_FIELDS = ("state", "error", "ended_at", "current_version", *COUNTERS)
 EMIT = emit_script(EVENT_FIELDS)  # the head of every script that writes an event of a run
 # Adds pairs, and keeps the last amended one of each query and premise. A pair that people have amended (`known`, of the
 # query) is not recorded again: an earlier answer does not follow a later one in the log. Few are amended, and to decode

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,20 @@ async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
     await stores.take_over("me")
     yield stores
     await redis.aclose()
+
+
+async def test_a_watch_shows_the_version_that_a_run_follows_since_it_began(stores: Stores):
+    events = stores.runs.watch(stores.run_id, 0)
+    async with aclosing(events):
+        _, seen = await anext(events)
+        assert seen.version == stores.run.model_version
+        assert await stores.runs.follow(stores.run_id, "newer")
+        await stores.nodes.commit(stores.run, "me", [COMMIT])
+        async for _, seen in events:
+            if seen.progress.nodes_judged:
+                break
+        assert seen == await stores.runs.get(stores.run_id)
+        assert seen.version == "newer"
 
 
 async def test_committing_a_node_again_changes_nothing(stores: Stores):
