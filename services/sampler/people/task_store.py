@@ -366,7 +366,7 @@ def _event(entry_id: str, values: dict[str, str]) -> TaskEvent:
     check_format(values, records.FORMAT_VERSION, "an event of a task")
     return TaskEvent(
         seq=_seq(entry_id),
-        kind=TaskEventKind[values["event"]],
+        kind=TaskEventKind.__members__.get(values["event"], TaskEventKind.UNSPECIFIED),  # of a later minor release
         run_id=values["run"],
         task_id=values["task"],
         person=values["annotator"],

@@ -415,6 +415,19 @@ async def test_a_damaged_task_fails_its_run_by_name_and_disturbs_no_other(world:
     await redis.aclose()
 
 
+async def test_an_event_of_a_kind_that_a_later_minor_release_adds_ends_no_watch(world: SamplerWorld):
+    redis, stream = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"]).all_events
+    async with world.sampler(queues={"team": QUEUE}) as client:
+        people = aeenc.PeopleClient(client.channel)
+        await client.start_run(HYPOTHESES, corpus="science", oracle="team", k=6)
+        assert (await anext(people.watch())).kind.name == "QUEUED"
+        [(_, fields)] = await redis.xrange(stream, count=1)
+        await redis.delete(stream)
+        await redis.xadd(stream, {**fields, "event": "YAWNED"}, id="1-0")
+        assert (await anext(people.watch(from_seq=1))).kind.name == "UNSPECIFIED"
+    await redis.aclose()
+
+
 async def test_events_of_a_newer_release_are_refused_by_name(world: SamplerWorld):
     redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     tasks = RunKeys(world.settings["namespace"])
