@@ -231,7 +231,7 @@ def _queries(messages: Iterable[types_pb2.GoldQuery]) -> list[EvaluationQuery]:
 
 def _query(message: types_pb2.GoldQuery) -> EvaluationQuery:
     premises = tuple(map(sys.intern, message.premises))  # many queries name the same ones
-    accessible = Accessible(message.before_id, tuple(message.only_ids))
+    accessible = Accessible(message.before_id, tuple(message.only_ids) or None)
     if not message.grades:
         return EvaluationQuery(message.text, premises, accessible=accessible)
     if len(message.grades) != len(message.premises):

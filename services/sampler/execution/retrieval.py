@@ -111,7 +111,7 @@ class Retrieval:
 
     async def _accessible(self, run: Run, premises: Sequence[Premise], accessible: Accessible) -> set[str]:
         """The ids of those premises that are accessible; the index knows their order."""
-        only = {*accessible.only_ids}
+        only = {*(accessible.only_ids or ())}
         ids = {one.id for one in premises if not only or only & {one.id, *one.aliases}}
         if not accessible.before_id or not ids:
             return ids
@@ -152,8 +152,7 @@ class Retrieval:
             version=run.version,
             splits=splits_of(run.config) or None,
             generation=run.generation,
-            before_id=queries[0][2].before_id,
-            only_ids=queries[0][2].only_ids or None,
+            **vars(queries[0][2]),
             **EXACTLY,
         )
         try:

@@ -250,7 +250,7 @@ class NodeStore:
 def explaining(tree: Tree, node: Node, amended: Amended) -> tuple[AcceptedPremise, ...]:
     """What explains a judged node by the last amendments of its query: best rank first, then what those add."""
     result, above = tree.results[node.ordinal], {node.text, *tree.path(node)}
-    may = {*tree.within.only_ids, *(one.id for one in result.accepted)}
+    may = {*(tree.within.only_ids or ()), *(one.id for one in result.accepted)}
     new = {
         pair.premise.text: accepted(pair.premise, pair.leaf)
         for pair in amended.values()
@@ -368,5 +368,5 @@ def _tree(index: int, hypothesis: str, record: dict[str, str]) -> Tree:
             failed, accepted, *further = _row(value, 3)
             results[int(ordinal)] = Result(tuple(AcceptedPremise(*row[:5]) for row in accepted), failed, *further)
     nodes.sort(key=lambda node: node.ordinal)
-    depth, within = int(record.get("depth", 0)), Accessible(before_id, tuple(only_ids))
+    depth, within = int(record.get("depth", 0)), Accessible(before_id, tuple(only_ids) or None)
     return Tree(index, hypothesis_id, nodes, results, depth, question, answer, cut_nodes(nodes, results), within)

@@ -195,7 +195,7 @@ def accessible_to(query: EvaluationQuery, gold: Ordinals, ordinal_by_id: Mapping
     Raises NotFound for an id that the corpus lacks, InvalidArgument for a gold premise that is not accessible.
     """
     told = query.accessible
-    named = [*filter(None, [told.before_id]), *told.only_ids]
+    named = [*filter(None, [told.before_id]), *(told.only_ids or ())]
     if absent := [one for one in named if one not in ordinal_by_id]:
         raise NotFound(f"premise {absent[0]!r}, by which query {query.text[:80]!r} says what is accessible, is unknown")
     found = AccessibleOrdinals(

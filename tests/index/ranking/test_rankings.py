@@ -36,8 +36,9 @@ async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before
     for ask in (built.client.retrieve, built.client.rankings):
         await raises(errors.InvalidArgument, ask("science", texts, retrieval="hybrid"), "retrieval: is 'hybrid'")
         await raises(errors.InvalidArgument, ask("science", texts, retrieval=kept, top_k=3), "top_k: is not an option")
-    both = built.client.rankings("science", texts, only_ids=["f1"], accessible=[EVERYTHING])
-    await raises(errors.InvalidArgument, both, "accessible: says what only_ids and before_id say")
+    for only in (["f1"], []):
+        both = built.client.rankings("science", texts, only_ids=only, accessible=[EVERYTHING])
+        await raises(errors.InvalidArgument, both, "accessible: says what only_ids and before_id say")
     by_vectors = built.client.search("science", np.ones((1, 2), np.float32), space_id="s", mode="hybrid")
     await raises(errors.InvalidArgument, by_vectors, "mode: is not an option of search")
 

@@ -376,8 +376,7 @@ async def _ask(
         if accessible:
             alike = takewhile(partial(eq, accessible[part.start]), accessible[part])
             part = slice(part.start, part.start + sum(1 for _ in alike))
-            may = accessible[part.start]
-            options = replace(options, before_id=may.before_id, only_ids=may.only_ids or None)
+            options = replace(options, **vars(accessible[part.start]))
         try:
             answer = await ask(options.request(corpus, texts[part], accepted[part]))
         except errors.TooLarge:  # premises are long

@@ -172,7 +172,7 @@ def _check_judged(
 ) -> None:
     """Raises InvalidArgument for gold that the corpus lacks, or that may not explain the query."""
     may = query.accessible
-    named = [*(one for one, grade in grades.items() if grade), *filter(None, [may.before_id]), *may.only_ids]
+    named = [*(one for one, grade in grades.items() if grade), *filter(None, [may.before_id]), *(may.only_ids or ())]
     if absent := [one for one in named if one not in facts]:
         raise InvalidArgument(
             f"{qrels}: {CORPUS} has no text of {absent[0]!r}, which query {query.id!r} is judged by, or names as what "
@@ -197,7 +197,7 @@ def _accessible(path: Path, name: str, record: Mapping[str, object]) -> Accessib
             f"{path}: query {name!r}: `before` must be a corpus-id, and `only` a list of 1 to {MAX_ONLY:,} of them; "
             "leave them out where all may explain it"
         )
-    return Accessible(before, tuple(only))
+    return Accessible(before, tuple(only) or None)
 
 
 def _records(path: Path, refuse: Callable[[InvalidArgument], None]) -> dict[str, tuple[str, dict[str, object]]]:

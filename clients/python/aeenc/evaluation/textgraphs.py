@@ -90,7 +90,9 @@ class RatedDataset:
             return first[rated.facts[uid]] if uid else ""
 
         return {
-            query.text: Accessible(named(query.accessible.before_id), tuple(map(named, query.accessible.only_ids)))
+            query.text: Accessible(
+                named(query.accessible.before_id), tuple(map(named, query.accessible.only_ids or ())) or None
+            )
             for query in rated.queries
             if query.accessible != EVERYTHING
         }

@@ -133,10 +133,10 @@ def write_beir(
 
 def _access(query: str, access: Accessible, ids: Mapping[str, str]) -> dict[str, object]:
     """Returns what a line says of what may explain its query. Raises InvalidArgument for an unknown premise."""
-    if absent := [one for one in filter(None, [access.before_id, *access.only_ids]) if one not in ids]:
+    if absent := [one for one in filter(None, [access.before_id, *(access.only_ids or ())]) if one not in ids]:
         lost = f"has {absent[0]!r} for {query!r}, the id of none of the premises; correct it"
         raise InvalidArgument.field("accessible", lost)
-    named = {"before": ids.get(access.before_id), "only": [ids[one] for one in access.only_ids]}
+    named = {"before": ids.get(access.before_id), "only": [ids[one] for one in access.only_ids or ()]}
     return {name: one for name, one in named.items() if one}
 
 

@@ -39,10 +39,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Accessible:
-    """The premises that may explain a query: those before one in the corpus, and those of a list, by id; empty: all."""
+    """The premises that may explain a query: those before one in the corpus, and those of a list, by id.
+
+    None leaves out the list. Raises InvalidArgument for an empty one: to services it would be all premises.
+    """
 
     before_id: str = ""
-    only_ids: tuple[str, ...] = ()
+    only_ids: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.only_ids is not None and not self.only_ids:
+            raise InvalidArgument.field("only_ids", "is empty; leave it out to allow all, or give at least one")
 
 
 EVERYTHING = Accessible()
