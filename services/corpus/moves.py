@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from aeenc import errors
 from services.store.files import Documents
-from services.store.formats import check_format, damage_is_data_loss, known_fields
+from services.store.formats import check_format, check_same, damage_is_data_loss, known_fields
 
 FORMAT_VERSION = 1
 KEPT = 256  # records; older ones are removed
@@ -152,16 +152,6 @@ def made_before(records: Records, request: MoveRequest) -> Move | None:
                     check_same(request.id, move.asked, request.asked)
                     return replace(move, number=number)
     return None
-
-
-def check_same(request_id: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises AlreadyExists naming what a request asks for now and did not ask for before."""
-    differing = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if differing:
-        said = ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in differing)
-        raise errors.AlreadyExists(
-            f"request_id {request_id[:80]!r} asked for something else before: {said}; use another request_id"
-        )
 
 
 def _last(records: Records) -> Move:

@@ -43,6 +43,15 @@ def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
         )
 
 
+def check_same(request_id: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises AlreadyExists naming what a request asks for now and, as its record says, did not ask for before."""
+    names = sorted({*before, *now}, key=lambda name: (name != "rpc", name))
+    differing = [name for name in names if before.get(name) != now.get(name)]
+    if differing:
+        said = "; ".join(f"{name} {before.get(name)!r}, now with {now.get(name)!r}" for name in differing)
+        raise errors.AlreadyExists(f"request id {request_id[:80]!r} was used with {said}; choose another id")
+
+
 @contextmanager
 def damage_is_data_loss(what: object, remedy: str) -> Iterator[None]:
     """Turns what reading damaged content raises into DataLoss, which names it and a remedy; NewerFormat stays."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from aeenc import errors
+from services.store.formats import check_same
 from services.store.redis import key_prefix, raising_unavailable
 
 REQUEST_TTL_S = 86_400
@@ -70,13 +70,7 @@ class Requests:
         record: dict[str, str] = (await pipe.execute())[0]
         if not record:
             return None
-        before, now = json.loads(record["content"]), json.loads(request.text)
-        for name in ("rpc", *sorted((before.keys() | now.keys()) - {"rpc"})):
-            if before.get(name) != now.get(name):
-                raise errors.AlreadyExists(
-                    f"request id {request.id[:80]!r} was used with {name} {before.get(name)!r}, now with "
-                    f"{now.get(name)!r}; choose another id"
-                )
+        check_same(request.id, json.loads(record["content"]), json.loads(request.text))
         return record
 
     async def record(self, request: Request, fields: Mapping[str, Any]) -> None:

@@ -29,7 +29,6 @@ from services.corpus.generation import (
     open_generation,
     write_premises,
 )
-from services.corpus.moves import check_same
 from services.index.building.folding import Folding
 from services.index.building.index_process import index_generation
 from services.index.building.journal import (
@@ -49,6 +48,7 @@ from services.kit.concurrency import Turns, cancel_all, finish, run_in_thread, w
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact, ArtifactStore, remove_directory
 from services.store.files import full_disk_is_unavailable
+from services.store.formats import check_same
 
 log = logs.get(__name__)
 REPORT_S = 2.0

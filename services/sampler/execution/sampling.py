@@ -31,6 +31,7 @@ from services.sampler.records.node_store import Amended, NodeStore, explaining
 from services.sampler.records.pair_log import PairLog, said
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Pair, Run, config_json
+from services.store.formats import check_same
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
 
@@ -190,10 +191,8 @@ class Sampling:
             )
         request = Request(request_id, "ImportPairs", {"corpus": corpus, "pairs": await asyncio.to_thread(said, pairs)})
         found = await self._log.imported(request) or await self._import(corpus, pairs, run_id, request)
-        if run_id not in ("", found):  # a repeated call may name the run that the first one began
-            raise errors.AlreadyExists(
-                f"request id {request_id[:80]!r} was used with run_id {found!r}, now with {run_id!r}; choose another id"
-            )
+        if run_id:  # a repeated call may name the run that the first one began
+            check_same(request_id, {"run_id": found}, {"run_id": run_id})
         return found, len(pairs)
 
     async def _import(self, corpus: str, pairs: Sequence[Pair], run_id: str, request: Request) -> str:

@@ -41,9 +41,9 @@ async def test_an_activation_sent_again_gets_the_same_answer_and_moves_nothing(s
         again = await activate(index, second, expected_generation=first)
         assert (again.active.id, again.previous_generation) == (second, first)
         assert read_active(index.store, "science") == first, "a retry moves nothing"
-        await raises(errors.AlreadyExists, activate(index, first), "'a'", "generation was", first, second)
+        await raises(errors.AlreadyExists, activate(index, first), "'a'", f"generation '{second}', now with '{first}'")
         call = activate(index, second, expected_generation=second)
-        await raises(errors.AlreadyExists, call, "expected_generation was")
+        await raises(errors.AlreadyExists, call, "expected_generation")
 
 
 @pytest.mark.parametrize("call", ["an activation", "a deletion"])
@@ -115,7 +115,7 @@ async def test_a_deletion_of_nothing_is_refused_as_often_as_it_is_sent(index):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"premises": facts()[:6]}, "premises was 10"),
+        ({"premises": facts()[:6]}, "premises 10, now with 6"),
         ({"premises": facts()[::-1]}, "premises_crc32"),
         ({"fold_similar": True}, "folding"),
         ({"delete_ids": ["f1"], "base_generation": "g0"}, "base_generation"),
