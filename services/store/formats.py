@@ -48,8 +48,9 @@ def check_same(request_id: str, before: Mapping[str, Any], now: Mapping[str, Any
     names = sorted({*before, *now}, key=lambda name: (name != "rpc", name))
     differing = [name for name in names if before.get(name) != now.get(name)]
     if differing:
-        said = "; ".join(f"{name} {before.get(name)!r}, now with {now.get(name)!r}" for name in differing)
-        raise errors.AlreadyExists(f"request id {request_id[:80]!r} was used with {said}; choose another id")
+        shown = differing[:1] if differing[0] == "rpc" else differing
+        said = "; ".join(f"{name} {before.get(name)!r}, now with {now.get(name)!r}" for name in shown)
+        raise errors.AlreadyExists(f"request id {request_id[:80]!r} was used with {said[:400]}; choose another id")
 
 
 @contextmanager

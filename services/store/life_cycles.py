@@ -78,8 +78,8 @@ if string.find(ARGV[11], ' ' .. state .. ' ', 1, true) then
   return 'OK'
 end
 if ARGV[1] ~= '' then
-  local holder = redis.call('GET', KEYS[2])
-  if holder ~= ARGV[1] and (holder or needs_lease) then return 'LOST' end
+  local holder, worker = redis.call('GET', KEYS[2]), redis.call('HGET', KEYS[1], 'worker')
+  if holder ~= ARGV[1] and (holder or needs_lease or worker and worker ~= ARGV[1]) then return 'LOST' end
 end
 if not string.find(ARGV[4], ' ' .. state .. ' ', 1, true) then return state end
 redis.call('HSET', KEYS[1], 'state', ARGV[5], 'error', ARGV[6],
@@ -440,7 +440,7 @@ class LifeCycles:
 
     def lease(self, work_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of one piece of work, not taken yet."""
-        return WorkLease(self._leases, self._keys.lease(work_id), owner, lease_s)
+        return WorkLease(self._leases, self._keys.lease(work_id), owner, lease_s, self._keys.record(work_id))
 
 
 def _unknown(noun: str, work_id: str) -> str:

@@ -65,10 +65,14 @@ _OUTAGES = (  # the client cuts the word off these
     exceptions.TryAgainError,
 )
 
-# KEYS: lease.  ARGV: owner, milliseconds.  A missing lease is free: Redis may have lost it in an outage.
+# KEYS: lease, record of the work if any.  ARGV: owner, milliseconds, 1 if the owner has had it before
+# A missing lease is free: Redis may have lost it in an outage. But whoever has had it knows the work as it was before
+# another one worked on it.
 _TAKE_LEASE = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
+local worker = not holder and KEYS[2] and ARGV[3] == '1' and redis.call('HGET', KEYS[2], 'worker')
+if worker and worker ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
@@ -299,9 +303,10 @@ class Leases:
         self._take = Script(redis, _TAKE_LEASE)
         self._release = Script(redis, _RELEASE_LEASE)
 
-    async def take(self, key: str, owner: str, lease_s: float) -> bool:
-        """Takes or renews a lease. False when another owner holds it."""
-        return bool(await self._take(keys=[key], args=[owner, int(lease_s * 1000)]))
+    async def take(self, key: str, owner: str, lease_s: float, record: str = "", *, again: bool = False) -> bool:
+        """Takes or renews a lease. False when another owner holds it or, if `again`, is the `worker` of the record."""
+        keys = [key, record] if record else [key]
+        return bool(await self._take(keys=keys, args=[owner, int(lease_s * 1000), int(again)]))
 
     async def release(self, key: str, owner: str) -> None:
         """Gives a lease back; nothing happens when another owner holds it."""
@@ -327,12 +332,15 @@ class Leases:
 
 
 class WorkLease:
-    """A lease as its owner sees it, held from the first successful `renew` on. Raises Unavailable without Redis."""
+    """A lease as its owner sees it, held from the first successful `renew` on. Raises Unavailable without Redis.
 
-    def __init__(self, leases: Leases, key: str, owner: str, lease_s: float) -> None:
-        self._leases, self._key, self._lease_s = leases, key, lease_s
+    The `record` of the work, if any, names its last `worker`: a lease that has lapsed is not had again after another.
+    """
+
+    def __init__(self, leases: Leases, key: str, owner: str, lease_s: float, record: str = "") -> None:
+        self._leases, self._key, self._lease_s, self._record = leases, key, lease_s, record
         self.owner = owner
-        self._sure_until = 0.0
+        self._sure_until, self._held = 0.0, False
 
     @property
     def sure(self) -> bool:
@@ -340,20 +348,21 @@ class WorkLease:
         return time.monotonic() < self._sure_until
 
     async def renew(self) -> bool:
-        """Takes or renews the lease. False when another owner holds it."""
+        """Takes or renews the lease. False when another owner holds it, or has worked since it lapsed."""
         asked_at = time.monotonic()  # Redis starts its clock after this moment, so the lease outlives our estimate
         try:
-            held = await self._leases.take(self._key, self.owner, self._lease_s)
+            held = await self._leases.take(self._key, self.owner, self._lease_s, self._record, again=self._held)
         except asyncio.CancelledError:
             if not self.sure:  # Redis may have taken it; who holds it ends the work first
                 await finish(self.release())
             raise
         self._sure_until = asked_at + self._lease_s if held else 0.0
+        self._held = self._held or held
         return held
 
     async def release(self) -> None:
         """Gives the lease back, unless another owner holds it; without Redis it lapses."""
-        self._sure_until = 0.0
+        self._sure_until, self._held = 0.0, False
         with contextlib.suppress(errors.Unavailable):
             await self._leases.release(self._key, self.owner)
 

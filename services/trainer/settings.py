@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import RedisSettings, usable_cores
 from services.trainer.models.base_model import DEFAULT_NAME
+
+NonEmpty = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class TrainerSettings(RedisSettings):
@@ -58,12 +60,12 @@ class TrainerSettings(RedisSettings):
         description="data sets by the name that jobs use: directories of trees or of rated facts, JSON lines; "
         "nli:PATH for inferences whose premise is the query, analogy:PATH for answer selection",
     )
-    losses: dict[str, str] = Field(
+    losses: dict[str, NonEmpty] = Field(
         default_factory=dict,
         description="losses of your own by the name that jobs use: MODULE.FUNCTION of pairs, or "
         "triplets:MODULE.FUNCTION and others, which the trainer's Python can import",
     )
-    base_models: dict[str, str] = Field(
+    base_models: dict[str, NonEmpty] = Field(
         default_factory=dict,
         description="further models by the name that jobs use, from which cross-encoders can start: directories or "
         "hub ids",

@@ -278,9 +278,9 @@ def command(
             help="Also train a cross-encoder without each fold, for so many epochs, and tune its weight; 0: none.",
         ),
     ] = 0,
-    cross_base: Annotated[
+    cross_base_model: Annotated[
         str,
-        typer.Option(help="Of the trainer's settings: what cross-encoders start from."),
+        typer.Option(help="Of the cross-encoders, by its name in AEENC_TRAINER_BASE_MODELS."),
     ] = "",
     cross_learning_rate: Annotated[
         float, typer.Option(min=0, help="Of the cross-encoders' jobs; 0: the loss's default.")
@@ -314,8 +314,10 @@ def command(
         raise InvalidArgument(f"--cross-epochs {cross_epochs} trains and --pretrained does not; give one of them")
     names = ("epochs", "batch_size", "learning_rate", "initial_share", "seed")
     recipe = dict(zip(names, (epochs, batch_size, learning_rate, initial_share, seed), strict=True))
-    given = {"base_model": cross_base, "learning_rate": cross_learning_rate}
+    given = {"base_model": cross_base_model, "learning_rate": cross_learning_rate}
     cross_recipe = {"epochs": cross_epochs, **{name: value for name, value in given.items() if value}}
+    if len(cross_recipe) > 1 and not cross_epochs:
+        raise InvalidArgument("--cross-base-model and --cross-learning-rate are of cross-encoders; add --cross-epochs")
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
     asked = Asked(
@@ -348,9 +350,10 @@ def command(
     if not out.as_json:
         typer.echo(found.ways[best].options)  # in one line: it is to be copied
     if best == "re-ranked":
+        trained = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in cross_recipe.items())
         out.note(
             "re-ranking needs a cross-encoder that has learned from all of train: `aeenc train CORPUS --data-set NAME "
-            f"--mode cross-encoder --base-version ENCODER --epochs {cross_epochs}`, then `aeenc publish VERSION`"
+            f"--mode cross-encoder --base-version ENCODER {trained}`, then `aeenc publish VERSION`"
         )
     if found.queries < FEW:
         out.note(f"{found.queries} queries are few: the differences may be chance; {FEW} or more say what is better")

@@ -222,7 +222,7 @@ class BlockingIndexClient:
         `label` or `version` names the query encoder (default: label `stable`), `generation` what is searched (default:
         the active one). `exclude` are ids never to return. A filter restricts the others: `splits` to premises of these
         splits or of none, `only_ids` to these, `before_id` to those inserted before it, `tags` to those that fit one of
-        the clauses: "physics,-draft" are those with the one tag and without the other. None leaves one out; an empty
+        the clauses: "physics,-draft" are those with the one tag and without the other. None is no filter; an empty
         list is refused. `drop_self` leaves out a premise whose text is the query's. A text too long for the model is
         refused unless `truncate` cuts it.
 
@@ -877,8 +877,8 @@ class BlockingTrainerClient:
         `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
-        unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
-        AlreadyExists for a key used with another configuration.
+        unknown corpus, run, data set, version, loss or model, FailedPrecondition (NO_POSITIVES) where nothing explains,
+        and AlreadyExists for a key used with another configuration.
         """
         return run(
             self._awaiting.start_job(

@@ -107,6 +107,7 @@ class LoopPlan:
         values = {**vars(self), "rounds": 0, "patience": 0, **chosen}
         if not self.trains_premises:
             del values["mode"]  # as before there were others
+        values["accessible"] = {text: [one.before_id, *(one.only_ids or ())] for text, one in self.accessible.items()}
         if not self.accessible:
             del values["accessible"]  # as before there was any
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

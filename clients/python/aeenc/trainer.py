@@ -138,8 +138,8 @@ class TrainerClient:
         `seed` is that of all randomness; `note` is kept with the checkpoint.
 
         Makes an idempotency key where none is given. Raises InvalidArgument for an option out of range, NotFound for an
-        unknown corpus, run, data set or version, FailedPrecondition (NO_POSITIVES) where nothing explains, and
-        AlreadyExists for a key used with another configuration.
+        unknown corpus, run, data set, version, loss or model, FailedPrecondition (NO_POSITIVES) where nothing explains,
+        and AlreadyExists for a key used with another configuration.
         """
         refuse_single_texts(run_ids=run_ids, data_sets=data_sets)
         config = message(

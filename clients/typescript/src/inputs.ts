@@ -77,9 +77,9 @@ export function listOf(name: string, given: unknown): readonly unknown[] {
   return given;
 }
 
-/** Returns what alone may be found; undefined: all. Throws INVALID_ARGUMENT for an empty list, in a message the same. */
-export function allowed<T>(name: string, given: readonly T[] | undefined): readonly T[] {
-  if (given === undefined) return [];
+/** Returns what alone may be found; undefined or null: all. Throws INVALID_ARGUMENT for an empty list, to a message the same. */
+export function allowed<T>(name: string, given: readonly T[] | null | undefined): readonly T[] {
+  if (given === undefined || given === null) return [];
   return listOf(name, given).length ? given : refuse(name, given, "leave it out to search all, or give at least one");
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -27,19 +28,20 @@ def main(arguments: list[str] | None = None) -> None:
         serve = _ready(settings)
     except (AeencError, OSError) as error:
         sys.exit(f"aeenc-workbench: {error}")
-    serve()
+    if serve:
+        serve()
 
 
-def _ready(settings: WorkbenchSettings) -> Callable[[], None]:
-    """Does what ends at once, or makes everything ready; returns what is left: to serve, or nothing."""
+def _ready(settings: WorkbenchSettings) -> Callable[[], None] | None:
+    """Does what ends at once, or makes everything ready and returns what serves."""
     settings = settings.of_fleet() if settings.link or settings.sign_out_everybody else settings
     links = Links(settings.folder)
     if settings.sign_out_everybody:
         Sessions(settings.folder).end_all()
-        return lambda: None
+        return None
     if settings.link:
         _print_links(settings, links, settings.address(settings.port))
-        return lambda: None
+        return None
     targets = settings.targets("sampler", "index", "trainer", token=settings.token)
     secure = settings.tls_cert is not None or settings.url.startswith("https://")
     provider = settings.provider
@@ -53,7 +55,7 @@ def _ready(settings: WorkbenchSettings) -> Callable[[], None]:
             _print_links(settings, links, url)
 
     options = {"server": Server, "log_level": "warning", "timeout_graceful_shutdown": DRAIN_S}
-    return lambda: settings.serve(app, listening, **options)
+    return partial(settings.serve, app, listening, **options)
 
 
 def _gold(folder: Path | None) -> list[Gold]:

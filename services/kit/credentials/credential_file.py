@@ -37,7 +37,7 @@ def _of_something(sha256: str) -> str:
 
 def _not_none(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
-        raise ValueError("is empty, which opens nothing; name some, or leave it out for all")
+        raise ValueError("is empty; name some, or leave it out for all")
     return names
 
 

@@ -369,7 +369,8 @@ class NodeRound:
     @property
     def within(self) -> str:
         """Names what is accessible to the node."""
-        return hashlib.sha256(repr(self.tree.accessible(self.node)).encode()).hexdigest()[:16]
+        one = self.tree.accessible(self.node)
+        return hashlib.sha256(repr((one.before_id, one.only_ids)).encode()).hexdigest()[:16]
 
     def after(self, known: Known, answer: NodeAnswer | None) -> tuple[NodeRound, NodeAnswer | None]:
         """The round with what is known now, and its answer without what people have amended since it was asked."""

@@ -200,6 +200,8 @@ class RunWorker:
                 indexes = range(start, min(start + READ_TREES, self._run.progress.trees))
                 for tree in await self._patiently(partial(self._nodes.trees, self._run.id, indexes)):
                     await self._grow_tree(self._open_trees.get(tree.index, tree), due)
+            if due:
+                await self._make_sure()  # else a successor's trees may have what ours lack
             for _, one in due:
                 await self._patiently(partial(self._oracle.grown, self._run.id, one))
         cut = [f"{tree.index}-{one}" for tree in self._open_trees.values() for one in tree.begun & tree.cut]

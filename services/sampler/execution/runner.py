@@ -167,7 +167,7 @@ class Runner:
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         run = await self._store.get(run_id)
-        worker = {"worker": self._owner}  # none before may write from now on
+        worker = {"worker": self._owner}  # none before has the lease again
         if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner, fields=worker) != "OK":
             return
         with span("run", within=run.traceparent, run_id=run_id, oracle=run.config.oracle):

@@ -46,17 +46,14 @@ from services.store.redis import Script, raising_unavailable
 SHOWN = 5  # hypotheses in the message about an unknown one
 _ANSWER = TypeAdapter(Answer)
 
-# OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled, or
-# another sampler had it meanwhile.
+# OK: stored. DONE: it was stored before. LOST: another sampler has the run. STOPPED: the run was cancelled.
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]
 Amended = Mapping[str, KnownPair]  # the last amended pairs of a query, by premise
 
-# A worker may write only while it holds the run's lease, the run is running, and no other has worked on it since: it
-# would go on with trees as they were before that.
+# A worker may write only while it holds the run's lease, which it has not again after another, and the run is running.
 _FENCE = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
-local state, worker = unpack(redis.call('HMGET', KEYS[1], 'state', 'worker'))
-if state ~= 'RUNNING' or worker ~= ARGV[1] then return 'STOPPED' end
+if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end
 """
 
 # KEYS: run, lease, tree, pairs, events, answers, amended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Literal, Self
 
@@ -95,7 +95,8 @@ class JobConfig:
 
     def fingerprint(self, validation: Sequence[EvaluationQuery]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
-        content = [asdict(self), [query.to_record() for query in validation]]
+        named = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        content = [named, [query.to_record() for query in validation]]  # a later release may have further options
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -241,10 +242,11 @@ class JobStore:
         return [job_of(job_id, record) for job_id, record in page], after
 
     async def transition(
-        self, job_id: str, allowed: Sequence[State], state: State, version: str = "", **how: Any
+        self, job_id: str, allowed: Sequence[State], state: State, version: str = "", worker: str = "", **how: Any
     ) -> str:
-        """Moves a job to a state, as `LifeCycles.transition` does; it then has this version."""
-        return await self.cycles.transition(job_id, allowed, state, fields={"version": version}, **how)
+        """Moves a job to a state, as `LifeCycles.transition` does; it then has this version, and this `worker`."""
+        fields = {"version": version, **({"worker": worker} if worker else {})}
+        return await self.cycles.transition(job_id, allowed, state, fields=fields, **how)
 
     async def progress(self, job_id: str, owner: str, progress: JobProgress) -> str:
         """Records a job's progress. Returns OK, LOST, or the state in which the job has ended."""

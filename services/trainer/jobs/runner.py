@@ -35,7 +35,7 @@ from services.store.formats import NewerFormat
 from services.store.life_cycles import LIVE, State
 from services.store.redis import WorkLease, once_redis_answers
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
+from services.trainer.jobs.files import EPOCH_STATE, ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import Job, JobProgress, JobStore
 from services.trainer.jobs.losses import BASE_MODELS, NOTHING_CONFIGURED, Configured
 from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
@@ -166,7 +166,7 @@ class JobRunner:
 
     async def _do(self, job_id: str) -> None:
         job = await self._store.get(job_id)
-        if await self._store.transition(job_id, LIVE, "RUNNING", owner=self._owner) != "OK":
+        if await self._store.transition(job_id, LIVE, "RUNNING", worker=self._owner, owner=self._owner) != "OK":
             return
         with span("job", within=job.traceparent, job_id=job_id):
             log.info("job is worked on", job=job_id, epochs_done=job.progress.epochs_done)
@@ -219,7 +219,7 @@ class JobRunner:
             means=self._means,
             artifacts_url=self._checkpoints.store.url,
             holds_back=bool(job.config.run_ids) and not validation,
-            base_model=await asyncio.to_thread(self._base_model, job.config.base_model),
+            base_model=await asyncio.to_thread(base_model_of, job.config.base_model, self._configured, files),
             custom_loss=self._configured.loss(job.config.custom_loss),
             serving=await self._checkpoints.serving(
                 job.config.base_version, cross_encoders=job.config.mode == "CROSS_ENCODER"
@@ -236,10 +236,6 @@ class JobRunner:
                 pairs += further
             candidates = await self._candidates(job, pairs, validation) if job.config.candidates else None
             await run_in_thread(files.write_inputs, pairs, validation, held_out, candidates)
-
-    def _base_model(self, name: str) -> str:
-        model = self._configured.base_model(name)
-        return str(find_base_model(model, setting=BASE_MODELS).resolve()) if model else ""
 
     def _held_back(self, job: Job, pairs: list[JudgedPair], further: list[JudgedPair]) -> HeldBack:
         try:
@@ -379,3 +375,14 @@ class Backoff:
             self._readiness.degraded(lacking)
         else:
             self._readiness.serving()
+
+
+def base_model_of(name: str, configured: Configured, files: JobFiles) -> str:
+    """Finds the directory of a base model of the settings; after an epoch, that with which the job has begun.
+
+    Raises NotFound for an unknown name, FailedPrecondition where the model is not there.
+    """
+    if (files.directory / EPOCH_STATE).is_file():
+        return files.plan().base_model
+    model = configured.base_model(name)
+    return str(find_base_model(model, setting=BASE_MODELS).resolve()) if model else ""

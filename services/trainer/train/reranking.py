@@ -298,7 +298,7 @@ class RerankingTask:
         missing, unexpected = inner.load_state_dict(weights, strict=False)
         if other := [name for name in (*missing, *unexpected) if "pooler" not in name]:
             raise FailedPrecondition(
-                f"the pre-trained encoder cannot become a cross-encoder: {other[0]} has no counterpart there; {REMEDY}"
+                f"{self._start} cannot become a cross-encoder: {other[0]} has no counterpart there; {REMEDY}"
             )
         return model
 

@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aeenc.errors import InvalidArgument, InvalidTree, NotFound
-from aeenc.trees import Dataset, Step, Tree, draw, read_trees, record_from_tree, to_svg, tree_from_record, write_trees
+from aeenc.trees import (
+    Accessible,
+    Dataset,
+    Step,
+    Tree,
+    draw,
+    read_trees,
+    record_from_tree,
+    to_svg,
+    tree_from_record,
+    write_trees,
+)
 from support.real_data import ENTAILMENTBANK, need
 
 ROOT = Path(__file__).parents[3]
@@ -210,3 +221,11 @@ def test_a_drawing_shows_every_text_once_under_its_parent() -> None:
     assert lines[0] == "leo is made of stars"
     assert lines[1] == "└─ leo: a thing; that contains stars"
     assert lines[2] == "   ├─ ✓ leo is a constellation"
+
+
+@pytest.mark.parametrize("only_ids", [(), [], iter(()), "f12", 5])
+def test_what_is_accessible_is_a_list_with_an_entry_or_none(only_ids: object):
+    with pytest.raises(InvalidArgument, match=r"^only_ids: "):
+        Accessible(only_ids=only_ids)  # type: ignore[arg-type]
+    assert Accessible(only_ids=iter(["f1", "f2"])).only_ids == ("f1", "f2")  # type: ignore[arg-type]
+    assert Accessible().only_ids is None

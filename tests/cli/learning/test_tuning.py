@@ -84,13 +84,21 @@ async def test_a_folder_without_folds_is_refused_with_the_command_that_writes_th
     assert (ended.code, "aeenc export folds" in ended.error["message"]) == (2, True)
 
 
-async def test_nothing_can_be_trained_and_a_cross_encoder_too(aeenc, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--pretrained", "--cross-epochs", 1), "--cross-epochs 1 trains"),
+        (("--cross-base-model", "mpnet"), "add --cross-epochs"),
+        (("--cross-learning-rate", 5e-5), "add --cross-epochs"),
+    ],
+)
+async def test_options_of_a_cross_encoder_that_is_not_trained_are_refused(aeenc, tmp_path, options, told):
     for name in ("one", "two"):
         folder = tmp_path / name / "dataset" / "task_1"
         folder.mkdir(parents=True)
         (folder / f"{HELD_OUT}.jsonl").touch()
-    ended = await aeenc("--json", "tune-retrieval", tmp_path, "--pretrained", "--cross-epochs", 1)
-    assert (ended.code, "--cross-epochs 1 trains" in ended.error["message"]) == (2, True)
+    ended = await aeenc("--json", "tune-retrieval", tmp_path, *options)
+    assert (ended.code, told in ended.error["message"]) == (2, True)
 
 
 async def test_the_data_set_of_the_folds_is_refused_with_the_command_that_writes_folds(aeenc):

@@ -22,6 +22,15 @@ async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
             assert [hit.id for hit in hits] == [hit.id for hit in alone[0]]
 
 
+@pytest.mark.parametrize("name", ["exclude", "only_ids", "splits", "tags"])
+async def test_options_that_can_be_gone_through_once_hold_for_every_call(built, monkeypatch, name):
+    monkeypatch.setattr(calls, "TEXTS", 3)
+    texts, given = [f"{fact} again" for fact in FACTS], {"exclude": ["f1"], "only_ids": ["f1", "f2"], "splits": ["s"]}
+    chosen = given.get(name, ["tag"])
+    found = await built.client.rankings("science", texts, k=4, **{name: iter(chosen)})
+    assert found.results == (await built.client.rankings("science", texts, k=4, **{name: chosen})).results
+
+
 async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before(built):
     texts = ["a star that heats the ice"]
     named = {"mode": "hybrid", "k": 4, "exclude": ["f1"]}

@@ -198,14 +198,18 @@ async def test_only_the_holder_of_the_lease_writes_and_only_while_the_run_is_liv
     assert (await stores.pairs.page(run_id, 0, 10, None))[0] == []
 
 
-async def test_a_worker_writes_nothing_after_another_has_worked_on_its_run_even_with_the_lease_again(stores: Stores):
+async def test_a_worker_has_its_lease_again_unless_another_has_worked_meanwhile(stores: Stores):
     """It was silent for so long that its lease ran out, and knows the trees as they were before that."""
-    mine = stores.runs.cycles.lease(stores.run_id, "me", 30)
-    await mine.release()
-    await (await stores.take_over("another")).release()
+    mine, key = stores.runs.cycles.lease(stores.run_id, "me", 30), stores.keys.lease(stores.run_id)
     assert await mine.renew()
-    assert await stores.nodes.commit(stores.run, "me", [COMMIT]) == ["STOPPED"]
-    assert await stores.nodes.advance(stores.run_id, "me", [(TREE, [])]) == ["STOPPED"]
+    await stores.redis.delete(key)
+    assert await mine.renew(), "nobody has worked on it"
+    await stores.redis.delete(key)
+    await (await stores.take_over("another")).release()
+    assert not await mine.renew()
+    assert await stores.nodes.commit(stores.run, "me", [COMMIT]) == ["LOST"]
+    assert await stores.nodes.advance(stores.run_id, "me", [(TREE, [])]) == ["LOST"]
+    assert await stores.runs.cycles.transition(stores.run_id, LIVE, "FAILED", owner="me") == "LOST"
     await stores.take_over("me")
     assert await stores.nodes.commit(stores.run, "me", [COMMIT]) == ["OK"]
 

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import trainer_pb2, types_pb2
+from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
+from services.trainer.jobs.job import JobConfig
+from services.trainer.jobs.losses import Configured
+from services.trainer.jobs.runner import base_model_of
+from services.trainer.settings import TrainerSettings
 from support.models.tiny_base_models import write_sentence_model
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
@@ -40,6 +46,25 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
     assert (scored.model_version, len(scored.scores)) == (job.version, 3)
 
 
+def test_a_job_that_has_learned_goes_on_with_its_base_model_whatever_the_settings_name_now(tmp_path: Path):
+    paths = [write_sentence_model(tmp_path / name, name) for name in ("mpnet", "bert")]
+    before, now = (Configured({}, {"large": str(path)}) for path in paths)
+    files = JobFiles(tmp_path / "job")
+    files.directory.mkdir()
+    assert base_model_of("", now, files) == ""
+    plan = TrainingPlan("j", JobConfig("c", ("r",)), "g", "a", base_model=base_model_of("large", before, files))
+    files.write_plan(plan)
+    assert base_model_of("large", now, files) == str(paths[1]), "nothing is learned yet"
+    (files.directory / EPOCH_STATE).touch()
+    assert base_model_of("large", now, files) == base_model_of("large", Configured({}, {}), files) == str(paths[0])
+
+
+@pytest.mark.parametrize("setting", ["base_models", "losses"])
+def test_a_name_without_a_value_stops_the_start(setting: str):
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        TrainerSettings(**{setting: {"large": " "}})
+
+
 @pytest.mark.parametrize(
     ("loss", "options"),
     [
@@ -63,15 +88,15 @@ async def test_options_that_a_loss_has_no_use_for_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "refusal", "told"),
     [
-        ({"loss": trainer_pb2.LOSS_GIST}, "config.loss: is GIST, but mode CROSS_ENCODER"),
-        ({"hard_negatives": 0}, "config.hard_negatives: is 0; give 1 to 64"),
-        ({"base_model": "/tmp"}, "there is no base model '/tmp'; AEENC_TRAINER_BASE_MODELS names: another"),
+        ({"loss": trainer_pb2.LOSS_GIST}, errors.InvalidArgument, "config.loss: is GIST, but mode CROSS_ENCODER"),
+        ({"hard_negatives": 0}, errors.InvalidArgument, "config.hard_negatives: is 0; give 1 to 64"),
+        ({"base_model": "/tmp"}, errors.NotFound, "no base model '/tmp'; AEENC_TRAINER_BASE_MODELS names: another"),
     ],
 )
 async def test_what_a_cross_encoder_cannot_train_with_is_refused(
-    world: TrainerWorld, fields: dict[str, Any], told: str
+    world: TrainerWorld, fields: dict[str, Any], refusal: type[errors.AeencError], told: str
 ):
-    with pytest.raises((errors.InvalidArgument, errors.NotFound), match=told):
+    with pytest.raises(refusal, match=told):
         await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, **fields)

@@ -77,8 +77,11 @@ def test_damage_is_named_with_file_and_line(tmp_path: Path, data: bytes, said: s
     with pytest.raises(InvalidArgument) as caught:
         WordVectors.read(path)
     assert caught.value.message.startswith(f"{path}{said}")
+
+
+def test_no_words_are_refused_before_the_file_is_read(tmp_path: Path):
     with pytest.raises(InvalidArgument, match="words: must be at least 1, got 0"):
-        WordVectors.read(path, most=0)
+        WordVectors.read(tmp_path / "absent", most=0)
 
 
 def test_the_command_writes_the_same_base_model(tmp_path: Path, base: Path):

@@ -52,7 +52,7 @@ def listed(items: Any, field: str) -> list[Any]:
 
 
 def allowed(items: Any, field: str) -> list[Any]:
-    """Returns what alone may be found; None: all. Raises InvalidArgument for an empty list, in a message the same."""
+    """Returns what alone may be found; None: all. Raises InvalidArgument for an empty list, to a message the same."""
     if items is not None and not (items := listed(items, field)):
         raise InvalidArgument.field(field, "is empty; leave it out to search all, or give at least one")
     return items or []

@@ -226,6 +226,11 @@ class RetrieveOptions(Retrieval):
     nprobe: int = 0
     ef_search: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("exclude", "splits", "only_ids", "tags"):  # several requests may go through them
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(listed(given, name)))
+
     @classmethod
     def of(cls, retrieval: Retrieval | None, changes: Mapping[str, Any]) -> RetrieveOptions:
         """Copies options, some of them changed. Raises InvalidArgument for one that Retrieve does not take."""
@@ -261,7 +266,6 @@ class RetrieveOptions(Retrieval):
 
     def of_search(self) -> dict[str, Any]:
         """Returns the fields that the request has in common with one of Search. Raises InvalidArgument as `request`."""
-        refuse_single_text(self.exclude, "exclude")
         return {
             "k": self.k,
             "exclude_ids": self.exclude,

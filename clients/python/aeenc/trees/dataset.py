@@ -41,15 +41,17 @@ class Candidate:
 class Accessible:
     """The premises that may explain a query: those before one in the corpus, and those of a list, by id.
 
-    None leaves out the list. Raises InvalidArgument for an empty one: to services it would be all premises.
+    None is no list. Raises InvalidArgument for an empty one, which a message cannot tell from None.
     """
 
     before_id: str = ""
     only_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.only_ids is not None and not self.only_ids:
-            raise InvalidArgument.field("only_ids", "is empty; leave it out to allow all, or give at least one")
+        from aeenc.calls.inputs import allowed  # which reads trees
+
+        if self.only_ids is not None:
+            object.__setattr__(self, "only_ids", tuple(allowed(self.only_ids, "only_ids")))
 
 
 EVERYTHING = Accessible()

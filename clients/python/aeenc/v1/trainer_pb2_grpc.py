@@ -28,7 +28,7 @@ if _version_not_supported:
 class TrainerServiceStub(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
+    NOT_FOUND: an unknown job, corpus, run, data set, version, loss or base model. For `request_id` see types.proto.
     """
 
     def __init__(self, channel):
@@ -92,7 +92,7 @@ class TrainerServiceStub(object):
 class TrainerServiceServicer(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
+    NOT_FOUND: an unknown job, corpus, run, data set, version, loss or base model. For `request_id` see types.proto.
     """
 
     def StartJob(self, request, context):
@@ -249,7 +249,7 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 class TrainerService(object):
     """Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
 
-    A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
+    NOT_FOUND: an unknown job, corpus, run, data set, version, loss or base model. For `request_id` see types.proto.
     """
 
     @staticmethod

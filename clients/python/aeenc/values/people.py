@@ -40,7 +40,7 @@ class TaskEventKind(Choice):
     """A kind of task event."""
 
     UNSPECIFIED = 0
-    """Unspecified."""
+    """A kind of a later release."""
     QUEUED = 1
     """The task entered the queue."""
     LEASED = 2

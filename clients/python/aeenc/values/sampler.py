@@ -218,7 +218,7 @@ class RunProgress:
     nodes_judged: int = 0
     """Nodes judged."""
     nodes_pending: int = 0
-    """Nodes waiting."""
+    """Nodes waiting; after the end, those that a spent budget has left."""
     positives: int = 0
     """Positive pairs recorded."""
     negatives: int = 0

@@ -40,7 +40,7 @@ class Loss(Choice):
     NLI_CLASSIFICATION = 7
     """Classifies pairs as entailment, neutral (refused ones, too) or contradiction (Reimers and Gurevych 2019)."""
     REGRESSION = 8
-    """Squared error of a cross-encoder's score (see `targets`). The default of mode CROSS_ENCODER, and its only
+    """Squared error of a cross-encoder's score against the `targets`. The default of mode CROSS_ENCODER, its only
     choice.
     """
     ANALOGY = 9

@@ -133,12 +133,12 @@ def call_of(
     filters = {"splits": splits, "exclude": exclude, "only_ids": only_ids, "tags": tags, "accepted": accepted}
     options = {"k": k, "label": label, "version": version, "before_id": before_id, "truncate": truncate}
     options |= {"precision": precision, "routing_key": routing_key}
-    return {**options, **{name: chosen or None for name, chosen in filters.items()}}
+    return {**options, **{name: chosen for name, chosen in filters.items() if chosen}}
 
 
 def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     """Returns the options of `call_of` as keyword arguments of `retrieve` for texts."""
-    return {**call, "accepted": [call["accepted"]] * len(texts) if call["accepted"] else ()}
+    return {**call, "accepted": [call["accepted"]] * len(texts) if call.get("accepted") else ()}
 
 
 @taking(retrieval=retrieval_of, call=call_of)
@@ -152,7 +152,7 @@ def retrieve(
     """Finds the premises that best explain each text."""
     with client(context) as connected:
         found = connected.index.retrieve(corpus, texts, retrieval=retrieval, **for_texts(call, texts))
-        if call["splits"] and (found.unknown_splits or not all(found)):
+        if "splits" in call and (found.unknown_splits or not all(found)):
             check_splits(connected, corpus, found.generation, call["splits"])
     show(output_of(context), corpus, texts, found, retrieval)
 

@@ -1840,7 +1840,7 @@ export const TaskEventSchema: GenMessage<TaskEvent> = /*@__PURE__*/
  */
 export enum TaskEventKind {
   /**
-   * Unspecified.
+   * A kind of a later release.
    *
    * @generated from enum value: TASK_EVENT_KIND_UNSPECIFIED = 0;
    */

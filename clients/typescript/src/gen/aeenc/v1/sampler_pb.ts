@@ -411,7 +411,7 @@ export type RunProgress = Message<"aeenc.v1.RunProgress"> & {
   nodesJudged: bigint;
 
   /**
-   * Nodes waiting.
+   * Nodes waiting; after the end, those that a spent budget has left.
    *
    * @generated from field: uint64 nodes_pending = 4;
    */

@@ -1516,7 +1516,7 @@ export enum Loss {
   NLI_CLASSIFICATION = 7,
 
   /**
-   * Squared error of a cross-encoder's score (see `targets`). The default of mode CROSS_ENCODER, and its only choice.
+   * Squared error of a cross-encoder's score against the `targets`. The default of mode CROSS_ENCODER, its only choice.
    *
    * @generated from enum value: LOSS_REGRESSION = 8;
    */
@@ -1623,7 +1623,7 @@ export const NegativesSchema: GenEnum<Negatives> = /*@__PURE__*/
 /**
  * Runs training jobs and evaluations. A finished job produces a checkpoint; the registry publishes it.
  *
- * A call fails with NOT_FOUND for an unknown job, corpus, run, data set or version. For `request_id` see types.proto.
+ * NOT_FOUND: an unknown job, corpus, run, data set, version, loss or base model. For `request_id` see types.proto.
  *
  * @generated from service aeenc.v1.TrainerService
  */
