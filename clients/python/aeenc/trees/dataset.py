@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -48,10 +48,13 @@ class Accessible:
     only_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        from aeenc.calls.inputs import allowed  # which reads trees
-
-        if self.only_ids is not None:
-            object.__setattr__(self, "only_ids", tuple(allowed(self.only_ids, "only_ids")))
+        if self.only_ids is None:
+            return
+        if isinstance(self.only_ids, str) or not isinstance(self.only_ids, Iterable):
+            raise InvalidArgument.field("only_ids", f"is {self.only_ids!r:.60}; give a list")
+        object.__setattr__(self, "only_ids", tuple(self.only_ids))
+        if not self.only_ids:
+            raise InvalidArgument.field("only_ids", "is empty; leave it out to search all, or give at least one")
 
 
 EVERYTHING = Accessible()
