@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.files.lines import json_file, refuse_half
@@ -48,11 +49,12 @@ class Accessible:
     only_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.only_ids is None:
+        given: Any = self.only_ids
+        if given is None:
             return
-        if isinstance(self.only_ids, str) or not isinstance(self.only_ids, Iterable):
-            raise InvalidArgument.field("only_ids", f"is {self.only_ids!r:.60}; give a list")
-        object.__setattr__(self, "only_ids", tuple(self.only_ids))
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise InvalidArgument.field("only_ids", f"is {given!r:.60}; give a list")
+        object.__setattr__(self, "only_ids", tuple(given))
         if not self.only_ids:
             raise InvalidArgument.field("only_ids", "is empty; leave it out to search all, or give at least one")
 
