@@ -378,11 +378,12 @@ class Backoff:
 
 
 def base_model_of(name: str, configured: Configured, files: JobFiles) -> str:
-    """Finds the directory of a base model of the settings; after an epoch, that with which the job has begun.
+    """Finds the directory of a base model of the settings, if named; after an epoch, that with which the job has begun.
 
     Raises NotFound for an unknown name, FailedPrecondition where the model is not there.
     """
+    if not name:
+        return ""
     if (files.directory / EPOCH_STATE).is_file():
         return files.plan().base_model
-    model = configured.base_model(name)
-    return str(find_base_model(model, setting=BASE_MODELS).resolve()) if model else ""
+    return str(find_base_model(configured.base_model(name), setting=BASE_MODELS).resolve())
