@@ -35,7 +35,7 @@ def _of_something(sha256: str) -> str:
     return sha256
 
 
-def _not_none(names: tuple[str, ...]) -> tuple[str, ...]:
+def _not_empty(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise ValueError("is empty; name some, or leave it out for all")
     return names
@@ -74,8 +74,8 @@ class Credential(BaseModel):
 
     name: Name
     role: Literal["read", "annotate", "adjudicate", "admin"]
-    services: Annotated[tuple[ServiceName, ...], AfterValidator(_not_none)] = ()
-    corpora: Annotated[tuple[str, ...], AfterValidator(_not_none)] = ()
+    services: Annotated[tuple[ServiceName, ...], AfterValidator(_not_empty)] = ()
+    corpora: Annotated[tuple[str, ...], AfterValidator(_not_empty)] = ()
     calls_per_s: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
     tokens_per_s: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     expires: Moment | None = None
