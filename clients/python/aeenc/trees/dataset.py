@@ -42,7 +42,8 @@ class Candidate:
 class Accessible:
     """The premises that may explain a query: those before one in the corpus, and those of a list, by id.
 
-    None is no list. Raises InvalidArgument for an empty one, which a message cannot tell from None.
+    With None, the list does not restrict them. Raises InvalidArgument for an empty list, which services would take for
+    None.
     """
 
     before_id: str = ""
