@@ -84,7 +84,7 @@ def export_vectors(
 
 
 def _parts(generation: Generation) -> Iterator[tuple[Sequence[PremiseRecord], NDArray[np.float32]]]:
-    """Yields the premises and their vectors (n, dim), part by part, so that memory never holds all of them in float32."""
+    """Yields the premises and their vectors (n, dim), part by part: memory never holds all of them in float32."""
     for start in range(0, len(generation.premises), BATCH_ROWS):
         part = slice(start, start + BATCH_ROWS)
         yield generation.premises[part], generation.vectors[part].astype("<f4")

@@ -223,8 +223,8 @@ class BlockingIndexClient:
         the active one). `exclude` are ids never to return. A filter restricts the others: `splits` to premises of these
         splits or of none, `only_ids` to these, `before_id` to those inserted before it, `tags` to those that fit one of
         the clauses: "physics,-draft" asks for the tag physics without the tag draft. A filter that is None does
-        not apply; an empty list is refused. `drop_self` leaves out a premise whose text is the query's. A text too long for the model is
-        refused unless `truncate` cuts it.
+        not apply; an empty list is refused. `drop_self` leaves out a premise whose text is the query's. A text too
+        long for the model is refused unless `truncate` cuts it.
 
         `mode` matches texts by the encoder, by words, or by both, combined by `fusion`. With `accepted` (ids by text),
         retrieval seeks premises for what the accepted ones leave unexplained. `prior` is the share, from 0 to 1, of

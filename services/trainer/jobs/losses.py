@@ -117,7 +117,7 @@ def loss_of_ones_own(dotted: str) -> LossSpec:
 
 @dataclass(frozen=True)
 class Configured:
-    """The losses (dotted names of formulas) and base models that the operator's settings give a name, for jobs to use."""
+    """The losses (dotted names of formulas) and base models that the operator's settings name, for jobs to use."""
 
     losses: Mapping[str, str]
     base_models: Mapping[str, str]
