@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import numpy as np
@@ -69,20 +71,56 @@ def first(count: int, error: errors.AeencError) -> Outcome:
 OURS = [cls for cls in _all_subclasses(errors.AeencError) if cls.__module__ == "aeenc.errors"]
 
 
-@pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
-async def test_every_error_comes_through_as_its_class_with_all_it_carries(cls: type[errors.AeencError]) -> None:
-    sent = cls(
-        "q1 é … is wrong",
-        violations=[errors.FieldViolation("texts[3]", "is empty"), errors.FieldViolation("k", "is 0")],
-        metadata={"limit": "10"},
-    )
+def whole(cls: type[errors.AeencError], **fields: Any) -> errors.AeencError:
+    violations = [errors.FieldViolation("texts[3]", "is empty"), errors.FieldViolation("k", "is 0")]
+    return cls("q1 é … is wrong", violations=violations, metadata={"limit": "10"}, **fields)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(pytest.param(whole(cls), id=cls.__name__) for cls in OURS),
+        pytest.param(whole(errors.FailedPrecondition, reason="MOON_PHASE"), id="a reason that no class has"),
+    ],
+)
+async def test_every_error_comes_through_as_its_class_with_all_it_carries(sent: errors.AeencError) -> None:
     async with served(lambda _: sent, retry=False) as (_, channel):
-        with pytest.raises(cls) as caught:
+        with pytest.raises(type(sent)) as caught:
             await EncoderClient(channel).encode(["a"])
     received = caught.value
-    assert type(received) is cls
+    assert type(received) is type(sent)
     assert (received.message, received.reason, received.violations) == (sent.message, sent.reason, sent.violations)
     assert (received.metadata, received.retry_after_s) == ({"limit": "10"}, None)
+
+
+UNESCAPED = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")  # in a status message, by gRPC's specification
+LONG = 20 * [errors.FieldViolation("texts[3]" * 30, "is too long " * 30)]
+LONG_IN_CHINESE = 20 * [errors.FieldViolation("文本" * 100, "太长了" * 100)]
+
+
+@pytest.mark.parametrize(
+    ("error", "least_chars"),
+    [
+        (errors.InvalidArgument("a hypothesis " * 1000), 1000),
+        (errors.InvalidArgument("一个假设" * 1000), 180),
+        (errors.InvalidArgument("100 % " * 1000), 500),
+        (errors.InvalidArgument("a hypothesis " * 1000, violations=LONG), 1000),
+        (errors.InvalidArgument("一个假设" * 1000, violations=LONG_IN_CHINESE, metadata={"corpus": "科学"}), 180),
+    ],
+    ids=["letters", "Chinese", "signs that are escaped", "with violations", "with violations in Chinese"],
+)
+async def test_an_error_that_is_too_long_is_cut_and_keeps_its_class(error: errors.AeencError, least_chars: int) -> None:
+    message, details = status.message_of(error), status.details_of(error)
+    assert len(quote(message, safe=UNESCAPED)) + len(base64.b64encode(details)) <= 4096
+    assert error.message.startswith(message.removesuffix("…"))
+    assert len(message) >= least_chars
+    async with served(lambda _: error) as (_, channel):
+        with pytest.raises(errors.InvalidArgument) as refused:
+            await EncoderClient(channel).encode(["a"])
+    assert (type(refused.value), refused.value.message) == (errors.InvalidArgument, message)
+    if error.violations:
+        assert refused.value.violations
+        assert refused.value.metadata == {**error.metadata, "violations": "20"}
 
 
 async def test_an_error_names_the_request_id_that_the_service_returns() -> None:
@@ -97,15 +135,6 @@ async def test_an_error_names_the_request_id_that_the_service_returns() -> None:
     assert (caught.value.request_id, caught.value.message) == ("of-the-caller", "the service's log has it")
 
 
-async def test_an_own_reason_is_kept_under_the_class_of_its_code() -> None:
-    sent = errors.FailedPrecondition("no", reason="MOON_PHASE")
-    async with served(lambda _: sent) as (_, channel):
-        with pytest.raises(errors.FailedPrecondition) as caught:
-            await EncoderClient(channel).encode(["a"])
-    assert type(caught.value) is errors.FailedPrecondition
-    assert caught.value.reason == "MOON_PHASE"
-
-
 async def test_a_method_that_the_server_does_not_know_is_unimplemented() -> None:
     async with served(lambda _: None) as (_, channel):
         told = r"has no aeenc.v1.IndexService/GetInfo: another .* release is there; is the address right\?$"
@@ -113,9 +142,19 @@ async def test_a_method_that_the_server_does_not_know_is_unimplemented() -> None
             await IndexClient(channel).info()
 
 
-@pytest.mark.parametrize("cls", [errors.Unavailable, errors.Overloaded])
-async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_id(cls: type[errors.AeencError]) -> None:
-    async with served(first(3, cls("starting"))) as (servicer, channel):
+@pytest.mark.parametrize(
+    ("error", "retry"),
+    [
+        (errors.Unavailable("starting"), True),
+        (errors.Overloaded("full"), True),
+        (errors.Unavailable("the service is starting", retry_after_s=0.2), Retry(away_s=0.05)),
+    ],
+    ids=["unavailable", "overloaded", "not ready for longer than one that is away is waited for"],
+)
+async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_id(
+    error: errors.AeencError, retry: Retry | bool
+) -> None:
+    async with served(first(3, error), retry=retry) as (servicer, channel):
         await EncoderClient(channel).encode(["a"])
     assert len(servicer.request_ids) == 4
     assert len(set(servicer.request_ids)) == 1
@@ -269,13 +308,6 @@ async def test_a_service_that_is_away_is_named_and_given_up_long_before_the_dead
     await absent.close()
 
 
-async def test_a_service_that_answers_but_is_not_ready_is_waited_for() -> None:
-    starting = errors.Unavailable("the service is starting", retry_after_s=0.2)
-    async with served(first(3, starting), retry=Retry(away_s=0.05)) as (servicer, channel):
-        await EncoderClient(channel).encode(["a"])
-    assert len(servicer.request_ids) == 4
-
-
 async def test_attempts_can_be_counted() -> None:
     async with served(lambda _: errors.Unavailable("starting"), retry=Retry(attempts=3)) as (servicer, channel):
         with pytest.raises(errors.Unavailable, match="starting"):
@@ -328,32 +360,6 @@ async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
     async with served(lambda _: None, Slow) as (_, channel):
         with pytest.raises(errors.DeadlineExceeded, match=said):
             await EncoderClient(channel).encode(["a"], timeout_s=0.2, request_id="of-the-caller")
-
-
-async def test_half_a_key_pair_is_refused_before_anything_is_sent() -> None:
-    with pytest.raises(errors.InvalidArgument, match="cert and key belong together"):
-        Channel("127.0.0.1:1", ca="ca.pem", cert="cert.pem")
-
-
-async def test_a_key_pair_without_an_authority_is_refused_rather_than_sent_in_clear(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"^cert: needs TLS, .*give ca, too .*or AEENC_CA"):
-        Channel("127.0.0.1:1", cert="cert.pem", key="key.pem", token="secret")
-    monkeypatch.setenv("AEENC_CERT", "cert.pem")
-    monkeypatch.setenv("AEENC_KEY", "key.pem")
-    with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
-        connect_async()
-
-
-async def test_where_tls_is_refused_the_key_pair_of_the_environment_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("CA", "CERT", "KEY"):
-        monkeypatch.setenv(f"AEENC_{name}", f"{name}.pem")
-    await connect_async(ca="").close()
-    with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
-        connect_async(ca="", cert="cert.pem", key="key.pem")
 
 
 def test_a_connection_belongs_to_the_event_loop_of_its_first_use() -> None:

@@ -112,20 +112,9 @@ async def shared(replicas: Replicas, hosts: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("frequent_lookups")
-async def test_a_new_replica_behind_a_name_gets_its_share_of_a_sticky_callers_calls(replicas: Replicas) -> None:
-    for host in HOSTS[:2]:
-        await replicas.start(host, connection_age_s=0.3)
-    with NameServer() as names:
-        names.known["encoders.test"] = HOSTS[:2]
-        async with sticky_caller(names.target("encoders.test", replicas.port)):
-            await shared(replicas, HOSTS[:2])
-            await replicas.start(HOSTS[2], connection_age_s=0.3)
-            names.known["encoders.test"] = HOSTS
-            await shared(replicas, HOSTS)
-
-
-@pytest.mark.usefixtures("frequent_lookups")
-async def test_a_replica_behind_a_name_leaves_without_a_failed_call_and_comes_back(replicas: Replicas) -> None:
+async def test_a_replica_behind_a_name_leaves_without_a_failed_call_and_comes_back_to_its_share(
+    replicas: Replicas,
+) -> None:
     for host in HOSTS:
         await replicas.start(host, connection_age_s=0.3)
     with NameServer() as names:

@@ -121,60 +121,40 @@ def served(sampler: Sampler) -> Iterator[tuple[Servicer, str]]:
     loop.close()
 
 
-def test_a_method_blocks_and_returns_what_the_awaiting_one_returns(served: tuple[Servicer, str]) -> None:
+async def test_methods_block_and_streams_are_iterators_even_inside_a_running_loop(served: tuple[Servicer, str]) -> None:
     with aeenc.connect(encoder=served[1]) as client:
         encoded = client.encoder.encode(["a", "b"])
-    assert encoded.model_version == "v1"
-    assert np.array_equal(encoded.vectors, np.ones((2, 2)))
-
-
-def test_an_async_iterator_becomes_an_iterator(served: tuple[Servicer, str]) -> None:
-    with aeenc.connect(encoder=served[1]) as client:
+        assert encoded.model_version == "v1"
+        assert np.array_equal(encoded.vectors, np.ones((2, 2)))
         batches = client.encoder.encode_stream(["a"] * n for n in (1, 2, 3))
         assert [len(batch.vectors) for batch in batches] == [1, 2, 3]
-
-
-def await_no_stream(servicer: Servicer) -> None:
-    deadline = time.monotonic() + 4
-    while servicer.open_streams:
-        assert time.monotonic() < deadline, "the server still works on it"
-        time.sleep(0.01)
-
-
-def test_bulk_work_is_an_iterator_too_and_may_be_left_early(served: tuple[Servicer, str]) -> None:
-    servicer, target = served
-    with aeenc.connect(encoder=target) as client:
         batches = client.encoder.encode_all((f"text {n}" for n in range(10)), batch=4)
         assert [len(batch.vectors) for batch in batches] == [4, 4, 2]
-        endless = client.encoder.encode_all("a" for _ in itertools.count())
-        assert len(next(endless).vectors) == 128
-        endless.close()
-        await_no_stream(servicer)
 
 
 def test_an_iterator_left_early_ends_the_call(served: tuple[Servicer, str]) -> None:
     servicer, target = served
     with aeenc.connect(encoder=target) as client:
-        batches = client.encoder.encode_stream(["a"] for _ in range(1_000_000))
-        assert len(next(batches).vectors) == 1
-        assert servicer.open_streams == 1
-        batches.close()
-        await_no_stream(servicer)
+        for batches, size in (
+            (client.encoder.encode_stream(["a"] for _ in itertools.count()), 1),
+            (client.encoder.encode_all("a" for _ in itertools.count()), 128),
+        ):
+            assert len(next(batches).vectors) == size
+            assert servicer.open_streams == 1
+            batches.close()
+            deadline = time.monotonic() + 4
+            while servicer.open_streams:
+                assert time.monotonic() < deadline, "the server still works on it"
+                time.sleep(0.01)
 
 
-def test_an_error_is_raised_in_the_calling_thread(served: tuple[Servicer, str]) -> None:
-    with aeenc.connect(encoder=served[1], index="127.0.0.1:1", timeout_s=0.2) as client:
-        with pytest.raises(errors.Unavailable, match=r"no service answers at 127\.0\.0\.1:1"):
-            client.index.retrieve("science", ["a"])
-        assert client.encoder.encode(["a"]).model_version == "v1"
-
-
-def test_a_service_that_is_away_is_named_with_the_command_that_starts_it() -> None:
-    with aeenc.connect(index="127.0.0.1:1", timeout_s=60, retry=aeenc.Retry(away_s=0.1)) as client:
+def test_a_service_that_is_away_is_named_with_the_command_that_starts_it(served: tuple[Servicer, str]) -> None:
+    with aeenc.connect(encoder=served[1], index="127.0.0.1:1", timeout_s=60, retry=aeenc.Retry(away_s=0.1)) as client:
         started = time.monotonic()
         with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 .*`aeenc up`.* index=, --index or AEENC_INDEX"):
-            client.index.info()
+            client.index.retrieve("science", ["a"])
         assert time.monotonic() - started < 15
+        assert client.encoder.encode(["a"]).model_version == "v1"
 
 
 def test_options_of_a_call_leave_the_client_as_it_is(served: tuple[Servicer, str]) -> None:
@@ -324,11 +304,6 @@ def test_use_after_close_raises_and_so_does_a_call_that_is_cut_off(served: tuple
         with pytest.raises(errors.FailedPrecondition, match=f"connection to {served[1]} is closed; connect again"):
             call()
     client.close()
-
-
-async def test_it_works_inside_a_running_loop_where_blocking_is_wanted(served: tuple[Servicer, str]) -> None:
-    with aeenc.connect(encoder=served[1]) as client:
-        assert client.encoder.encode(["a"]).model_version == "v1"
 
 
 async def test_the_methods_are_those_of_the_awaiting_client_with_their_parameters_and_documentation() -> None:

@@ -95,6 +95,8 @@ async def test_a_token_may_travel_to_another_host_by_tls_of_public_authorities(
         ({"tls": True, "ca": ""}, "tls: is on, and ca '' makes connections plain"),
         ({"tls": False, "ca": "ca.pem"}, r"tls: is off, and ca 'ca\.pem' makes connections TLS"),
         ({"tls": False, "cert": "a.pem", "key": "a.key"}, "cert: needs TLS"),
+        ({"cert": "a.pem", "key": "a.key", "token": "secret"}, "cert: needs TLS, .*give ca, too .*or AEENC_CA"),
+        ({"ca": "ca.pem", "cert": "a.pem"}, "cert and key belong together"),
     ],
 )
 def test_options_that_contradict_tls_are_refused_by_name(options: dict[str, Any], said: str) -> None:
@@ -116,6 +118,19 @@ def test_certificate_files_that_cannot_be_used_are_refused_by_name(tmp_path: Pat
             aeenc.connect(ca=wrong)
     (commented := tmp_path / "commented.pem").write_text(f"# Autorité\n{cert.read_text()}")
     aeenc.connect(ca=commented, cert=cert, key=key).close()
+
+
+def test_a_key_pair_of_the_environment_needs_tls_too_unless_a_plain_connection_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CERT", "KEY"):
+        monkeypatch.setenv(f"AEENC_{name}", f"{name}.pem")
+    with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
+        aeenc.connect()
+    monkeypatch.setenv("AEENC_CA", "CA.pem")
+    aeenc.connect(ca="").close()
+    with pytest.raises(errors.InvalidArgument, match="cert: needs TLS"):
+        aeenc.connect(ca="", cert="cert.pem", key="key.pem")
 
 
 async def test_a_plain_connection_that_is_asked_for_ignores_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
