@@ -41,16 +41,8 @@ async def test_a_conditioned_run_asks_until_nothing_new_is_accepted(world: Sampl
     assert run.config.conditioned
     conditioned = [list(one.premise_ids) for request in world.index.requests for one in request.accepted]
     assert max(map(len, conditioned)) >= 3
-
-
-async def test_nothing_is_asked_twice_and_accepted_premises_are_shown(world: SamplerWorld):
-    async with world.sampler() as client:
-        await finish(client, conditioned=True, max_depth=1)
-    assert len(world.oracle.asked) == len(set(world.oracle.asked))
-    shown = [task for task in world.oracle.tasks if task.accepted]
-    assert shown
-    for task in shown:
-        assert all(explains(task.query, one.premise.text) for one in task.accepted)
+    shown = [(task.query, one.premise.text) for task in world.oracle.tasks for one in task.accepted]
+    assert [explains(*one) for one in shown] == [True] * len(shown) != []
 
 
 async def test_batching_does_not_change_a_conditioned_run(by_wave_nodes):

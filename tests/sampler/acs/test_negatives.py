@@ -201,7 +201,7 @@ async def test_pairs_are_listed_as_the_filter_has_them_whatever_was_asked_togeth
     accepted, recorded = ({one for one in brute_force() if one[2] == sign} for sign in "+-")
     listed = {(q, p, "?") for q, p, _ in filtered} | negatives | accepted
     config = {"negative_filter": fields, "max_negatives_per_query": most}
-    for run, pairs in await by_wave_nodes(1, 5, 256, signs="+-?", **config):
+    for run, pairs in await by_wave_nodes(1, 256, signs="+-?", **config):
         assert pairs == listed
         assert (run.progress.negatives, run.progress.skipped) == (len(recorded), 0)
 
@@ -226,8 +226,8 @@ async def test_a_rewording_of_the_query_is_no_negative(world: SamplerWorld):
     assert run.progress.negatives == plain.progress.negatives
 
 
-async def test_positives_only_records_nothing_filtered(world: SamplerWorld):
+async def test_positives_only_records_nothing_else_and_nothing_filtered(world: SamplerWorld):
     async with world.sampler() as client:
         run = await finish(client, negative_filter={"min_rank": 3}, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)
-        assert await pair_set(client, run.id, "-?") == set()
-    assert run.progress.negatives == 0
+        assert await pair_set(client, run.id, "+-?") == {pair for pair in brute_force() if pair[2] == "+"}
+    assert run.progress.negatives == run.progress.skipped == 0

@@ -30,8 +30,8 @@ async def test_the_same_idempotency_key_starts_one_run(world: SamplerWorld):
         assert len({run.id for run in await asyncio.gather(*starts)}) == 1
         assert first.id == again.id
         assert len([one async for one in client.list_runs()]) == 2
-        with pytest.raises(errors.AlreadyExists, match="another key"):
-            await client.start_run(HYPOTHESES, idempotency_key="once", **{**CONFIG, "k": 7})
+        with pytest.raises(errors.AlreadyExists, match="with other k, max_depth; choose another key"):
+            await client.start_run(HYPOTHESES, idempotency_key="once", **{**CONFIG, "k": 7}, max_depth=0)
         with pytest.raises(errors.AlreadyExists):
             await client.start_run(HYPOTHESES[:2], idempotency_key="once", **CONFIG)
 

@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import aclosing
 from typing import Any
 
-import grpc
 import pytest
 import structlog
 from redis.exceptions import ResponseError
@@ -78,23 +77,6 @@ async def test_a_sampler_without_a_queue_leaves_its_runs_to_those_that_have_it_a
             await people.submit(await take(people, "ann", run.id), [])
             ended = await asyncio.wait_for(sampler.wait(run.id), 20)
             assert ended.state == types_pb2.WORK_STATE_SUCCEEDED
-
-
-async def test_a_run_whose_oracle_is_away_says_so_until_it_is_back(world: SamplerWorld):
-    world.oracle.status = grpc.StatusCode.UNAVAILABLE
-    settings = {"patience_s": 600.0, "breaker_failures": 2, "max_attempts": 50}
-    async with world.sampler(oracle=settings) as sampler:
-        assert await waits(sampler) == {}
-        run = await sampler.start_run(HYPOTHESES, oracle="fake", **CONFIG)
-
-        async def told() -> bool:
-            return "oracle 'fake' fails and is tried again: " in (await waits(sampler)).get(run.id, "")
-
-        await eventually(told)
-        assert "out of order" in (await waits(sampler))[run.id]
-        world.oracle.status = None
-        assert (await asyncio.wait_for(sampler.wait(run.id), 40)).state == types_pb2.WORK_STATE_SUCCEEDED
-        assert await waits(sampler) == {}
 
 
 async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):

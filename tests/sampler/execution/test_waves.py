@@ -37,13 +37,20 @@ async def test_a_run_with_a_budget_gives_eight_people_a_task_at_once(world: Samp
     assert len({lease.task.query for lease in leases}) == 8
 
 
-async def test_a_tree_that_waits_does_not_hold_up_others_that_the_budget_covers(world: SamplerWorld, until_progress):
-    world.oracle.silent = frozenset({"hypothesis 3"})
+@pytest.mark.parametrize(
+    ("silent", "limits", "most"),
+    [({3}, {"max_nodes_per_tree": 3, "max_judgements": 1000}, 3), ({0, 5}, {}, 10**9)],
+    ids=["a budget covers all", "no budget"],
+)
+async def test_a_tree_that_waits_for_its_answers_does_not_hold_up_others(
+    world: SamplerWorld, until_progress, silent: set[int], limits: dict[str, int], most: int
+):
+    world.oracle.silent = frozenset(f"hypothesis {n}" for n in silent)
     async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
-        run = await client.start_run(HYPOTHESES, max_nodes_per_tree=3, max_judgements=1000, **CONFIG)
-        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - 1)
+        run = await client.start_run(HYPOTHESES, **limits, **CONFIG)
+        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - len(silent))
         others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
-        assert await pair_set(client, run.id) == brute_force(others, max_nodes=3)
+        assert await pair_set(client, run.id) == brute_force(others, max_nodes=most)
 
 
 @pytest.mark.parametrize("roots_s", [0.0, 0.3])
@@ -129,24 +136,6 @@ async def test_an_answer_makes_its_own_tree_alone_be_looked_at_and_trees_are_rea
         run = await finish(client, hypotheses=hypotheses)
     assert looks.total() <= 3 * run.progress.nodes_judged  # a node is found, put to work and judged
     assert max(parts) <= READ_TREES < len(looks) == len(hypotheses)
-
-
-async def test_a_tree_goes_on_while_others_of_its_wave_wait_for_their_answers(world: SamplerWorld, until_progress):
-    world.oracle.silent = frozenset({"hypothesis 0", "hypothesis 5"})
-    async with world.sampler(oracle={"batch_tasks": 1, "max_concurrency": 16, "timeout_s": 60}) as client:
-        run = await client.start_run(HYPOTHESES, **CONFIG)
-        await until_progress(client, run.id, trees_done=len(HYPOTHESES) - 2)
-        others = [one for one in HYPOTHESES if one[1] not in world.oracle.silent]
-        assert await pair_set(client, run.id) == brute_force(others)
-
-
-async def test_an_oracle_that_stays_silent_on_one_node_does_not_hold_up_the_others(world: SamplerWorld):
-    honest = world.oracle.behaviour
-    world.oracle.behaviour = lambda task: None if task.query == "hypothesis 3" else honest(task)
-    async with world.sampler(wave_nodes=16, oracle={"max_attempts": 1}) as client:  # four nodes a call
-        run = await finish(client)
-        assert await pair_set(client, run.id) == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
-    assert (run.state, run.progress.nodes_failed) == (types_pb2.WORK_STATE_SUCCEEDED, 1)
 
 
 async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is_raised(world: SamplerWorld):

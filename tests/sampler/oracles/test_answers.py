@@ -13,20 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task
-from aeenc.v1 import oracle_pb2, oracle_pb2_grpc
+from aeenc.v1 import oracle_pb2
 from aeenc.values import Answer, Judgement, Verdict
 from services.sampler.acs.algorithm import JUDGEMENTS, MAX_ANNOTATOR, explains
 from services.sampler.oracles.answers import read_answers
 from support.worlds.sampler_world import (
     HYPOTHESES,
-    FakeOracle,
     SamplerWorld,
     brute_force,
     failed,
     finish,
     honest,
     pair_set,
-    serving,
 )
 
 IDS = ("p1", "p2", "p3")
@@ -153,20 +151,9 @@ async def test_every_pair_says_where_it_comes_from(world: SamplerWorld):
         assert run.created_at <= origin.judged_at <= run.ended_at
 
 
-async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: SamplerWorld):
-    class Nameless(FakeOracle):
-        async def Judge(self, request: Any, context: Any) -> Any:
-            response = await super().Judge(request, context)
-            for answer in response.answers:
-                answer.annotator = ""
-            return response
-
-    register = oracle_pb2_grpc.add_OracleServiceServicer_to_server
-    async with (
-        serving(register, Nameless()) as port,
-        world.sampler(oracle={"target": f"127.0.0.1:{port}"}) as client,
-    ):
-        run = await finish(client)
-        annotators = [pair.provenance.annotator async for pair in client.list_pairs(run.id)]
-    assert len(annotators) == len(brute_force())
-    assert set(annotators) == {"fake"}  # as the sampler's settings name it
+@pytest.mark.parametrize(("own", "told"), [("its own name", "its own name"), ("", "fake")])
+async def test_an_oracle_without_a_name_is_named_as_the_operator_does(world: SamplerWorld, own: str, told: str):
+    world.oracle.annotator = own
+    async with world.sampler() as client:
+        run = await finish(client, max_depth=0)
+        assert {pair.provenance.annotator async for pair in client.list_pairs(run.id)} == {told}

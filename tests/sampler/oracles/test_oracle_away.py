@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,9 +15,9 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import REFUSES, Task, Verdict
+from aeenc.oracle import ABSTAINS, REFUSES, Task, Verdict
 from aeenc.transport import status
-from aeenc.v1 import oracle_pb2_grpc, types_pb2
+from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from support.certificates import certify, needs_openssl
 from support.worlds.sampler_world import (
     E_,
@@ -23,6 +25,7 @@ from support.worlds.sampler_world import (
     FakeOracle,
     SamplerWorld,
     brute_force,
+    chance,
     explains,
     failed,
     finish,
@@ -55,7 +58,9 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: SamplerWorld, unti
             assert run.progress.nodes_failed == 0
 
 
-async def test_a_run_waits_while_an_oracle_fails_everybody(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
+async def test_a_run_waits_and_says_so_while_an_oracle_fails_everybody(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("services.sampler.oracles.gateway.MAX_PAUSE_S", 0.05)
     async with world.sampler(oracle={"patience_s": 60.0, "breaker_failures": 3, "max_attempts": 1}) as client:
         assert (await finish(client, hypotheses=HYPOTHESES[:1])).state == SUCCEEDED  # it has answered before
@@ -63,8 +68,12 @@ async def test_a_run_waits_while_an_oracle_fails_everybody(world: SamplerWorld, 
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
         await world.oracle.called(12)  # more than the one attempt together and that of each alone
         assert (await client.get_run(run.id)).state == types_pb2.WORK_STATE_RUNNING
+        [waits] = (await client.info()).waiting_runs
+        assert waits.run_id == run.id
+        assert re.match("oracle 'fake' fails and is tried again: .*out of order", waits.reason)
         world.oracle.status = None
         assert (await client.wait(run.id)).state == SUCCEEDED
+        assert (await client.info()).waiting_runs == ()
         assert await pair_set(client, run.id) == brute_force()
 
 
@@ -128,6 +137,53 @@ async def test_a_task_that_hangs_does_not_take_the_others_of_its_call_along(worl
     await server.stop(0)
     assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
     assert recorded == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
+
+
+class Noisy(Careful):
+    """Hangs, fails, abstains, and contradicts itself at times; a verdict is the same at each attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attempts, self.happened = Counter[str](), Counter[str]()
+
+    def happens(self, what: str, rate: float, *parts: object) -> bool:
+        self.happened[what] += (does := chance(what, *parts) < rate)
+        return does
+
+    def abstains(self, query: str, premise: str) -> bool:
+        return self.happens("abstention", 0.1, query, premise)
+
+    async def judge(self, task: Task) -> dict[str, Verdict]:
+        self.attempts[task.task_id] += 1
+        at = (task.query, self.attempts[task.task_id])
+        if self.happens("hang", 0.1, *at):
+            await asyncio.sleep(3600)
+        if self.happens("failure", 0.05, *at):
+            raise errors.Unavailable("this oracle fails at times, on purpose")
+        said = await super().judge(task)
+        return said | {c.id: Verdict(ABSTAINS) for c in task.candidates if self.abstains(task.query, c.text)}
+
+    def sent(self, task: Task, answer: oracle_pb2.Answer) -> oracle_pb2.Answer:
+        if self.happens("contradiction", 0.05, task.query, self.attempts[task.task_id]):
+            twins = [oracle_pb2.Verdict(premise_id=one.premise_id, judgement=REFUSES) for one in answer.verdicts]
+            answer.verdicts.extend(twins)
+        return answer
+
+
+@pytest.mark.slow
+async def test_of_all_that_goes_wrong_at_once_nothing_becomes_a_pair_and_the_run_finishes(world: SamplerWorld):
+    oracle = Noisy()
+    server = await oracle.start()
+    settings = {"target": f"127.0.0.1:{server.port}", "timeout_s": 0.5, "patience_s": 60.0, "max_attempts": 6}
+    async with world.sampler(oracle=settings) as client:
+        run = await finish(client)
+        recorded, skipped = await pair_set(client, run.id), await pair_set(client, run.id, "?")
+    await server.stop(0)
+    assert (run.state, run.progress.trees_done) == (SUCCEEDED, run.progress.trees)
+    assert min(oracle.happened[what] for what in ("hang", "failure", "abstention", "contradiction")) > 0
+    assert all(explains(query, premise) is (sign == "+") for query, premise, sign in recorded)
+    assert not any(oracle.abstains(query, premise) for query, premise, _ in recorded)
+    assert any(oracle.abstains(query, premise) for query, premise, _ in skipped)
 
 
 @asynccontextmanager

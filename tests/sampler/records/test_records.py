@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -238,15 +239,21 @@ async def test_a_run_holds_its_encoder_version_by_a_label_while_it_lives(world: 
     assert registry.moves[-1] == (f"run-{run.id}", "")
 
 
-async def test_the_label_of_a_run_names_the_version_that_it_follows(world: SamplerWorld):
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_the_label_of_a_run_names_the_version_that_it_follows_unless_it_has_ended_meanwhile(
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+):
     registry = FakeRegistry()
     async with (
         serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
         at_work(world, 1, changes={"trainer_target": f"127.0.0.1:{port}"}) as (people, _, run_id),
     ):
         world.index.stable = "version-2"
+        if has_ended:
+            monkeypatch.setattr(RunStore, "follow", AsyncMock(return_value=False))
         await people.retrieve_again(run_id, "ann")
-        assert registry.moves == [(f"run-{run_id}", "version-1"), (f"run-{run_id}", "version-2")]
+        moved_to = ["version-1", "version-2", *([""] if has_ended else [])]
+        assert registry.moves == [(f"run-{run_id}", version) for version in moved_to]
 
 
 @pytest.mark.slow
@@ -290,13 +297,6 @@ async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
         assert again.state == types_pb2.WORK_STATE_CANCELLED
         with pytest.raises(errors.AlreadyExists, match="with rpc 'CancelRun', now with 'ResumeRun'"):
             await client.channel.unary(stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run.id, request_id="c1"))
-        with pytest.raises(errors.AlreadyExists, match="with other k, max_depth;"):
-            await client.start_run(
-                [("t", "hypothesis 1")], corpus="science", oracle="team", idempotency_key="k", k=3, max_depth=0
-            )
-        for other in (("t", "hypothesis 2"), ("t", "hypothesis 1", "q", ""), ("t", "hypothesis 1", "", "a")):
-            with pytest.raises(errors.AlreadyExists, match="with other hypotheses;"):
-                await client.start_run([other], corpus="science", oracle="team", idempotency_key="k")
 
 
 async def widen(redis: Any, keys: RunKeys, run_id: str) -> None:

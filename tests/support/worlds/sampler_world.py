@@ -171,6 +171,7 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
     silent: frozenset[str] = frozenset()
     silent_s: float = 60.0
     status: grpc.StatusCode | None = None
+    annotator: str = "fake"
     asked: list[tuple[str, str]] = field(default_factory=list)
     tasks: list[oracle_pb2.OracleTask] = field(default_factory=list)
     calls: int = 0
@@ -200,7 +201,7 @@ class FakeOracle(oracle_pb2_grpc.OracleServiceServicer):
         for task in request.tasks:
             verdicts = self.behaviour(task)
             if verdicts is not None:
-                answers.append(oracle_pb2.Answer(task_id=task.task_id, verdicts=verdicts, annotator="fake"))
+                answers.append(oracle_pb2.Answer(task_id=task.task_id, verdicts=verdicts, annotator=self.annotator))
         return oracle_pb2.JudgeResponse(answers=answers)
 
 
