@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 import aeenc
@@ -268,7 +267,10 @@ def report(selection: Selection, split: str, lines: Sequence[Line], home: Path) 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Draws MAP and MRR over the number of prototypes, a line for each system."""
-    figure, axes = plt.subplots(ncols=2, figsize=(8, 3.5), sharey=True)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5))
+    axes = figure.subplots(ncols=2, sharey=True)
     for axis, name in zip(axes, ("map", "mrr"), strict=True):
         for line in lines:
             found = [getattr(one, name) for one in line.analogies.values()]

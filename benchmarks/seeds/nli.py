@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 import aeenc
 from aeenc import values
@@ -92,6 +91,8 @@ def read_pairs(path: Path) -> list[ScoredPair]:
 
 def spearman(pairs: Sequence[ScoredPair], encode: Encode) -> float:
     """Spearman's rank correlation of the scores with the cosines of unit vectors; ties share their mean rank."""
+    from scipy.stats import spearmanr
+
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
     vectors = np.concatenate([encode(texts[start : start + CALL]) for start in range(0, len(texts), CALL)])
     row = {text: number for number, text in enumerate(texts)}

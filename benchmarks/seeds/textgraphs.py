@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib import pyplot as plt
 
 import aeenc
 from aeenc.cli.corpus import ensure_corpus
@@ -246,8 +245,11 @@ def write_predictions(orders: Orders, dataset: Source, split: str, path: Path) -
 
 def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
     """The picture of recall by list length, one line for each grade (the paper's Figure 1)."""
+    from matplotlib.figure import Figure
+
     grades = [list(told.values()) for told in gold.values()]
-    figure, axis = plt.subplots(figsize=(6, 4))
+    figure = Figure(figsize=(6, 4))
+    axis = figure.subplots()
     for grade, recalls in recall_by_grade(ranks_in(orders, gold), grades, PICTURE_LENGTHS).items():
         axis.plot(PICTURE_LENGTHS, recalls, marker="o", markersize=3, label=f"grade {grade:g}")
     axis.set_xscale("log")

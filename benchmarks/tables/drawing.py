@@ -5,18 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tables.table_text import MeasuredRow
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OURS, PAPER = "#3b6ea5", "#d1495b"
 KINDS = {"TP": "#2a9d8f", "FN": "#e9a23b", "FP": "#8a8d91"}
@@ -24,16 +21,19 @@ DPI = 150
 
 
 def keep(figure: Figure, path: Path, **layout: Any) -> None:
-    """Writes a picture and forgets it."""
+    """Writes a picture."""
     figure.tight_layout(**layout)
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
 
 
 def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path) -> None:
     """MAP and Hit@10 of protocol paper, row by row, with what the paper prints."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     rows = rows[::-1]
-    figure, axes = plt.subplots(1, 2, figsize=(11, 1.4 + 0.32 * len(rows)), sharey=True)
+    figure = Figure(figsize=(11, 1.4 + 0.32 * len(rows)))
+    axes = figure.subplots(1, 2, sharey=True)
     for axis, metric in zip(axes, ("MAP", "Hit@10"), strict=True):
         for place, row in enumerate(rows):
             values = row.values("paper", metric)
@@ -57,7 +57,10 @@ def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path
 
 def draw_distributions(panels: Mapping[str, Mapping[str, NDArray[np.float64]]], path: Path) -> None:
     """A panel for each measure, with the distributions of TP, FN and FP; `panels[measure][kind]` (n,)."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.2), squeeze=False)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.4 * len(panels), 3.2))
+    axes = figure.subplots(1, len(panels), squeeze=False)
     for axis, (measure, by_kind) in zip(axes[0], panels.items(), strict=True):
         for kind, values in by_kind.items():
             drawn = {"alpha": 0.4, "color": KINDS[kind], "label": f"{kind} ({len(values):,})"}
@@ -72,7 +75,10 @@ def draw_distributions(panels: Mapping[str, Mapping[str, NDArray[np.float64]]], 
 
 def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: Path) -> None:
     """Draws the cost and quality of each way to retrieve: (median milliseconds of one query, quality) by name."""
-    figure, axis = plt.subplots(figsize=(6, 3.4))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.4))
+    axis = figure.subplots()
     axis.plot(*zip(*points.values(), strict=True), "o", color=OURS)
     qualities = [at for _, at in points.values()]
     apart, height = (max(qualities) - min(qualities)) / 14, float("-inf")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from statsmodels.stats.inter_rater import cohens_kappa
 
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Oracle, Task, Verdict
@@ -41,6 +40,8 @@ def test_tasks_hold_all_gold_among_the_premises_that_share_most_words_and_are_th
 
 
 async def test_verdicts_are_counted_by_the_golds() -> None:
+    from statsmodels.stats.inter_rater import cohens_kappa
+
     class ByName(Oracle):
         def judge(self, task: Task) -> dict[str, Verdict]:
             says = {"y": EXPLAINS, "n": REFUSES, "a": ABSTAINS}

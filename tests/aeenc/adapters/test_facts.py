@@ -23,7 +23,11 @@ from aeenc.calls.inputs import begins_again
 from aeenc.errors import FailedPrecondition, InvalidArgument
 
 SAME = [("a", "ice is cold"), ("b", "fire is hot")]
-TABLE = pa.table({"id": ["a", "b"], "vector": [[1.0], [2.0]], "text": ["ice is cold", "fire is hot"]})
+
+
+def table() -> pa.Table:
+    """SAME beside another column; a function, since pyarrow loads pandas for it."""
+    return pa.table({"id": ["a", "b"], "vector": [[1.0], [2.0]], "text": ["ice is cold", "fire is hot"]})
 
 
 def pairs(path: Path, **options: str) -> list[tuple[str, str]]:
@@ -34,9 +38,9 @@ def save_arrow(folder: Path, *tables: pa.Table) -> Path:
     """Writes a dataset as Hugging Face's `save_to_disk` does, one file a table, beside a cache of its own."""
     folder.mkdir(parents=True)
     names = [f"data-{number:05}-of-{len(tables):05}.arrow" for number in range(len(tables))]
-    for name, table in zip([*names, "cache-1.arrow"], [*tables, TABLE], strict=True):
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=1)
+    for name, saved in zip([*names, "cache-1.arrow"], [*tables, table()], strict=True):
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, saved.schema) as writer:
+            writer.write_table(saved, max_chunksize=1)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
     return folder
 
@@ -160,10 +164,10 @@ def test_a_malformed_fact_is_named_by_file_and_line(tmp_path, name, content, pla
 
 def test_parquet_files_saved_datasets_and_directories_give_the_same_facts(tmp_path: Path) -> None:
     (tmp_path / "hub" / "data").mkdir(parents=True)
-    parquet.write_table(TABLE, tmp_path / "facts.parquet")
-    parquet.write_table(TABLE.slice(0, 1), tmp_path / "hub" / "data" / "part-0.parquet")
-    parquet.write_table(TABLE.slice(1, 1), tmp_path / "hub" / "data" / "part-1.parquet")
-    saved = save_arrow(tmp_path / "saved", TABLE.slice(0, 1), TABLE.slice(1, 1))
+    parquet.write_table(table(), tmp_path / "facts.parquet")
+    parquet.write_table(table().slice(0, 1), tmp_path / "hub" / "data" / "part-0.parquet")
+    parquet.write_table(table().slice(1, 1), tmp_path / "hub" / "data" / "part-1.parquet")
+    saved = save_arrow(tmp_path / "saved", table().slice(0, 1), table().slice(1, 1))
     for source in (tmp_path / "facts.parquet", tmp_path / "hub", saved):
         assert pairs(source) == SAME, source
 
@@ -204,8 +208,8 @@ def test_a_url_names_a_source_in_an_object_store(tmp_path: Path, store: str) -> 
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in SAME))
     (tmp_path / "facts.json").write_text(json.dumps(dict(SAME)))
     (tmp_path / "facts.csv").write_text("id,text\n" + "".join(f"{i},{text}\n" for i, text in SAME))
-    parquet.write_table(TABLE, tmp_path / "facts.parquet")
-    save_arrow(tmp_path / "saved", TABLE)
+    parquet.write_table(table(), tmp_path / "facts.parquet")
+    save_arrow(tmp_path / "saved", table())
     root = f"{store}://{tmp_path}"
     if store == "memory":
         fsspec.filesystem(store).put(f"{tmp_path}/", str(tmp_path), recursive=True)
@@ -323,7 +327,7 @@ def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) ->
         with pytest.raises(InvalidArgument, match=rf"a directory cannot be {kind}; it may hold \*\.parquet, or a data"):
             read_facts(tmp_path, file_format=kind)
     for split in ("train", "test"):
-        save_arrow(tmp_path / "both" / split, TABLE)
+        save_arrow(tmp_path / "both" / split, table())
     (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     with pytest.raises(InvalidArgument, match=r"several splits \(test, train\); give the directory of one"):
         pairs(tmp_path / "both")
@@ -396,6 +400,6 @@ def test_a_quote_in_columns_with_tabs_ends_with_its_line(tmp_path: Path) -> None
 
 
 def test_notes_of_an_operating_system_beside_parquet_files_are_no_facts(tmp_path: Path) -> None:
-    parquet.write_table(TABLE, tmp_path / "facts.parquet")
+    parquet.write_table(table(), tmp_path / "facts.parquet")
     (tmp_path / "._facts.parquet").write_bytes(b"\x00\x05\x16\x07")
     assert list(read_facts(tmp_path)) == list(read_facts(tmp_path / "facts.parquet"))

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services.encoder.runtime import packed_session
-from services.encoder.runtime.packed_session import PackedSession, can_pack
 from services.encoder.runtime.runners import PaddedRunner
 from services.encoder.runtime.torch_session import TorchSession, session_of
 from services.transformer import DENSE, PooledTransformer, load_transformer
@@ -38,6 +36,14 @@ def attention_text_by_text(
 
 
 @pytest.fixture
+def packed_session() -> Any:
+    """Imported here: transformers and torch's compiler take seconds, of each process that collects tests."""
+    from services.encoder.runtime import packed_session
+
+    return packed_session
+
+
+@pytest.fixture
 def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card and a build of torch that have flash attention."""
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
@@ -46,24 +52,24 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-@pytest.mark.parametrize("architecture", list(packed_session.AFTER_PADDING))
 def test_packed_texts_have_the_vectors_of_padded_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, pooling: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_session: Any, pooling: str
 ) -> None:
     monkeypatch.setattr(packed_session, "varlen_attn", attention_text_by_text)
-    directory = write_sentence_model(tmp_path / "model", architecture)
-    padded, packed = (PooledTransformer(load_transformer(directory), pooling).eval() for _ in range(2))
-    inside = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
-    ids = np.random.default_rng(0).integers(5, 20, inside.shape)
-    feeds = {
-        "input_ids": np.where(inside, ids, padded.transformer.config.pad_token_id),
-        "attention_mask": inside.astype(np.int64),
-    }
-    [expected] = TorchSession(padded, "cpu", half=False).run(None, feeds)
-    [found] = PackedSession(packed, "cpu").run(["sentence_embedding"], feeds)
-    assert (found.dtype, found.shape) == (np.float32, expected.shape)
-    assert np.einsum("nd,nd->n", found, expected).min() >= 0.9999
-    assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5
+    for architecture in packed_session.AFTER_PADDING:
+        directory = write_sentence_model(tmp_path / architecture, architecture)
+        padded, packed = (PooledTransformer(load_transformer(directory), pooling).eval() for _ in range(2))
+        inside = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
+        ids = np.random.default_rng(0).integers(5, 20, inside.shape)
+        feeds = {
+            "input_ids": np.where(inside, ids, padded.transformer.config.pad_token_id),
+            "attention_mask": inside.astype(np.int64),
+        }
+        [expected] = TorchSession(padded, "cpu", half=False).run(None, feeds)
+        [found] = packed_session.PackedSession(packed, "cpu").run(["sentence_embedding"], feeds)
+        assert (found.dtype, found.shape) == (np.float32, expected.shape), architecture
+        assert np.einsum("nd,nd->n", found, expected).min() >= 0.9999, architecture
+        assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5, architecture
 
 
 @pytest.mark.parametrize(
@@ -76,8 +82,10 @@ def test_packed_texts_have_the_vectors_of_padded_ones(
         ({"hidden_size": 4096}, "cuda", False),  # of 341
     ],
 )
-def test_what_flash_attention_cannot_compute_is_padded(ampere: None, change: dict, device: str, packs: bool) -> None:
-    assert can_pack(SimpleNamespace(**{**BERT, **change}), device) is packs
+def test_what_flash_attention_cannot_compute_is_padded(
+    ampere: None, packed_session: Any, change: dict, device: str, packs: bool
+) -> None:
+    assert packed_session.can_pack(SimpleNamespace(**{**BERT, **change}), device) is packs
 
 
 @pytest.mark.parametrize(
@@ -89,34 +97,34 @@ def test_what_flash_attention_cannot_compute_is_padded(ampere: None, change: dic
     ],
 )
 def test_texts_are_padded_without_flash_attention(
-    ampere: None, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, value: Any
+    ampere: None, packed_session: Any, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, value: Any
 ) -> None:
     monkeypatch.setattr(of, name, value)
-    assert not can_pack(SimpleNamespace(**BERT), "cuda")
+    assert not packed_session.can_pack(SimpleNamespace(**BERT), "cuda")
 
 
 def test_a_linear_layer_after_the_pooling_computes_in_single_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_session: Any
 ) -> None:
     monkeypatch.setattr(packed_session, "varlen_attn", attention_text_by_text)
     model = PooledTransformer(load_transformer(write_sentence_model(tmp_path / "model")), "mean").eval()
     model.transformer.add_module(DENSE, nn.Linear(32, 8))
     feeds = {"input_ids": np.array([[5, 6, 7]]), "attention_mask": np.ones((1, 3), np.int64)}
     [expected] = TorchSession(model, "cpu", half=False).run(None, feeds)
-    [found] = PackedSession(model, "cpu").run(None, feeds)
+    [found] = packed_session.PackedSession(model, "cpu").run(None, feeds)
     assert found.shape == (1, 8)
     assert np.abs(found - expected).max() < 1e-3
 
 
-def test_what_is_not_padded_is_not_counted_as_padding() -> None:
+def test_what_is_not_padded_is_not_counted_as_padding(packed_session: Any) -> None:
     model = SimpleNamespace(run=lambda *_: [np.ones((1, 1), np.float32)])
     assert PaddedRunner(model, pad_id=0, dim=1).pads
-    model.pads = PackedSession.pads
+    model.pads = packed_session.PackedSession.pads
     assert not PaddedRunner(model, pad_id=0, dim=1).pads
 
 
-def test_texts_are_packed_in_half_precision_alone(tmp_path: Path, ampere: None) -> None:
+def test_texts_are_packed_in_half_precision_alone(tmp_path: Path, ampere: None, packed_session: Any) -> None:
     model = PooledTransformer(load_transformer(write_sentence_model(tmp_path / "model")), "mean").eval()
     assert isinstance(session_of(model, "cuda", half=False), TorchSession)
-    assert isinstance(session_of(model, "cuda", half=True), PackedSession)
+    assert isinstance(session_of(model, "cuda", half=True), packed_session.PackedSession)
     assert model.transformer.dtype == torch.float16
