@@ -69,15 +69,18 @@ async def ask(address: str, token: str | None = None, tasks: tuple[Task, ...] = 
         await client.channel.close()
 
 
-async def test_ten_lines_of_python_are_an_oracle(tmp_path: Path):
+async def test_ten_lines_of_python_are_an_oracle_that_says_where_it_listens(tmp_path: Path):
     source = (EXAMPLES / "ten_lines.py").read_text()
     code = [line for line in source.splitlines() if line.strip() and not line.startswith('"""')]
     assert len(code) <= 10
-    port = free_port(set())
     moved = tmp_path / "oracle.py"
-    moved.write_text(source.replace("127.0.0.1:50060", f"127.0.0.1:{port}"))
-    with running([sys.executable, str(moved)], **PIPES):
-        [answer] = await ask(f"127.0.0.1:{port}")
+    moved.write_text(source.replace("127.0.0.1:50060", "127.0.0.1:0"))
+    with running([sys.executable, str(moved)], **PIPES) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        said = re.fullmatch(r"oracle mine listens on (127\.0\.0\.1:[1-9]\d*)\n", told)
+        assert said, told
+        [answer] = await ask(said[1])
     assert answer.annotator == "mine"
     assert [verdict.judgement for verdict in answer.verdicts] == [EXPLAINS, EXPLAINS, REFUSES, EXPLAINS, REFUSES]
 
