@@ -14,10 +14,10 @@ import os
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from aeenc import AsyncClient
 from support.servers.milvus_server import MilvusServer
@@ -29,9 +29,9 @@ TARGET = os.environ.get("AEENC_CONFORMANCE_TARGET", "")
 BACKENDS = ["given"] if TARGET else ["faiss", "milvus"]
 
 
-@pytest.fixture(params=BACKENDS)
-async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
-    """An index to test, and the encoder that it builds with."""
+@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
+async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
+    """An index for all tests of a module, which must run in the loop of their module, and its encoder."""
     async with AsyncExitStack() as stack:
         if request.param == "given":
             token = os.environ.get("AEENC_CONFORMANCE_TOKEN")
@@ -42,20 +42,15 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         encoder = RunningEncoder()
         await encoder.server.start()
         stack.push_async_callback(encoder.stop)
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"artifacts_dir": tmp_path_factory.mktemp("artifacts")}
         if request.param == "milvus":
             server: MilvusServer = request.getfixturevalue("milvus")
-            changes = {
-                "backend": "milvus",
-                "milvus_uri": server.uri,
-                "milvus_prefix": f"t{uuid.uuid4().hex[:12]}",
-            }
+            prefix = f"t{uuid.uuid4().hex[:12]}"
+            changes |= {"backend": "milvus", "milvus_uri": server.uri, "milvus_prefix": prefix}
         from services.index.__main__ import build
         from services.index.settings import IndexSettings
 
-        settings = IndexSettings(
-            port=0, artifacts_dir=tmp_path / "artifacts", encoder_target=encoder.target, build_batch=8, **changes
-        )
+        settings = IndexSettings(port=0, encoder_target=encoder.target, build_batch=8, **changes)
         running = await stack.enter_async_context(build(settings))
         await until(lambda: running.readiness.answers, timeout_s=20)
         client = AsyncClient(index=f"127.0.0.1:{running.port}", encoder=encoder.target)

@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from support.subject import chunk, header
 from support.waiting import until
 from support.worlds.index_world import FACTS, facts, premise, raises
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RECEIVED, DURABLE, SEARCHABLE = (
     index_pb2.ACK_LEVEL_RECEIVED,

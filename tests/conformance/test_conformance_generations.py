@@ -2,9 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from aeenc import errors
 from aeenc.v1 import index_pb2
 from support.worlds.index_world import FACTS, facts, raises
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def two_generations(subject):

@@ -14,6 +14,8 @@ from services.index.values import Explanation, SearchHits
 from support.subject import TOLERANCE
 from support.worlds.index_world import FACTS, facts, premise, raises
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 ODD_IDS = [
     'say "ice"',
     "it's",
@@ -56,24 +58,18 @@ async def test_answers_equal_a_brute_force_whatever_is_asked_beside_them(subject
     )
 
 
-async def test_equal_scores_come_in_the_order_of_insertion(subject):
+async def test_equal_scores_come_in_the_order_of_insertion_and_a_k_beyond_the_corpus_gives_all_of_it(subject):
     corpus = subject.corpus()
     texts = [f"ice is cold{'!' * n}" for n in range(120)] + [f"Ice is {'very ' * n}cold" for n in range(20)]
     rng = np.random.default_rng(5)
     names = [f"p{n}" for n in rng.permutation(len(texts))]
     await subject.index.build(corpus, [premise(*pair) for pair in zip(names, texts, strict=True)])
     matrix = await subject.encode(texts)
-    for k in (1, 3, 60, 140):
+    for k in (1, 3, 60, 140, 500):
         found = await subject.index.search(corpus, matrix[:1], space_id=subject.space_id, k=k)
         subject.is_ranking(found.ids[0], found.scores[0], names, matrix, matrix[0], k)
     if subject.is_hashed:
         assert len(set(found.scores[0][:121].tolist())) == 1, "the texts were to have one vector"
-
-
-async def test_k_beyond_the_corpus_gives_all_of_it(subject):
-    corpus, _, matrix = await science(subject)
-    found = await subject.index.search(corpus, matrix[:2], space_id=subject.space_id, k=500)
-    assert [sorted(ids) for ids in found.ids] == [sorted(f"f{n}" for n in range(10))] * 2
 
 
 async def test_splits_and_excluded_ids_restrict_what_is_returned(subject):
