@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import Channel, EncoderClient, errors, vectors
+from aeenc import EncoderClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected
 
 
 class Recording(encoder_pb2_grpc.EncoderServiceServicer):
@@ -45,10 +45,8 @@ class Recording(encoder_pb2_grpc.EncoderServiceServicer):
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Recording, EncoderClient]]:
     servicer = Recording()
-    async with serving(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer) as port:
-        client = EncoderClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
-        yield servicer, client
-        await client.channel.close()
+    async with connected(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer) as channel:
+        yield servicer, EncoderClient(channel)
 
 
 async def test_lane_precision_and_routing_key_reach_the_encoder(served: tuple[Recording, EncoderClient]) -> None:

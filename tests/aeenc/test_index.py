@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from aeenc import IndexClient, Retry, errors
-from aeenc.transport import status
 from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from aeenc.values import Premise
 from support.waiting import until
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected, refuse, serving
 
 PREMISES = [Premise(id=f"p{n}", text=f"fact {n}") for n in range(10)]
 
@@ -34,18 +33,15 @@ class BreaksOff(index_pb2_grpc.IndexAdminServiceServicer):
             await asyncio.sleep(60)
         elif len(self.headers) == 1:
             yield index_pb2.BuildGenerationResponse(received=10, durable=4)
-            trailer = ((status.DETAILS_KEY, status.details_of(self.trouble)),)
-            await context.abort(status.code_of(self.trouble), status.message_of(self.trouble), trailer)
+            await refuse(context, self.trouble)
         yield index_pb2.BuildGenerationResponse(generation=index_pb2.Generation(id="g1"))
 
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[BreaksOff, IndexClient]]:
     servicer = BreaksOff()
-    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, servicer) as port:
-        client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
-        yield servicer, client
-        await client.channel.close()
+    async with connected(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, servicer) as channel:
+        yield servicer, IndexClient(channel)
 
 
 async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own(served: tuple[BreaksOff, IndexClient]) -> None:
@@ -78,9 +74,7 @@ class Starts(BreaksOff):
 
     async def BuildGeneration(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.headers.append((await anext(requests)).header)
-        refusal = errors.Unavailable("starting")
-        trailer = ((status.DETAILS_KEY, status.details_of(refusal)),)
-        await context.abort(status.code_of(refusal), status.message_of(refusal), trailer)
+        await refuse(context, errors.Unavailable("starting"))
         yield
 
 
@@ -122,9 +116,7 @@ class Listens(index_pb2_grpc.IndexServiceServicer):
 
 async def test_premises_that_come_from_a_generator_count_as_accepted() -> None:
     servicer = Listens()
-    async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, servicer) as port:
-        client = IndexClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
+    async with connected(index_pb2_grpc.add_IndexServiceServicer_to_server, servicer) as channel:
         accepted: Any = (ids for ids in (["p1"], ["p2", "p3"]))
-        await client.retrieve("science", ["a", "b"], accepted=accepted)
-        await client.channel.close()
+        await IndexClient(channel).retrieve("science", ["a", "b"], accepted=accepted)
     assert [list(one.premise_ids) for one in servicer.requests[0].accepted] == [["p1"], ["p2", "p3"]]

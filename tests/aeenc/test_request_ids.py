@@ -11,7 +11,7 @@ from google.protobuf import message_factory
 
 from aeenc import Channel, IndexClient, PeopleClient, RegistryClient, SamplerClient, TrainerClient
 from aeenc.v1 import index_pb2, people_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected
 
 SERVICES = [
     service
@@ -106,11 +106,9 @@ async def test_a_call_that_changes_something_is_repeated_under_the_same_id(name:
         server.add_generic_rpc_handlers([shaky.handler(service) for service in SERVICES])
 
     shaky = Shaky()
-    async with serving(register, shaky) as port:
-        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    async with connected(register, shaky) as channel:
         for _ in range(2):
             await CALLS[name](channel)
-        await channel.close()
     first, repeated, second = shaky.keys
     assert first == repeated != ""
     assert second not in {first, ""}, "another call is another request"

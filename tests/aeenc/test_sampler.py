@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from aeenc import Channel, SamplerClient, errors, values
+from aeenc import SamplerClient, errors, values
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected
 
 ROOTS = [("t", "ice floats")]
 MESSAGE_BYTES = 4 * 1024 * 1024  # the most that a service accepts, unless its settings say otherwise
@@ -33,10 +33,8 @@ class Starts(sampler_pb2_grpc.SamplerServiceServicer):
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Starts, SamplerClient]]:
     servicer = Starts()
-    async with serving(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, servicer) as port:
-        client = SamplerClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
-        yield servicer, client
-        await client.channel.close()
+    async with connected(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, servicer) as channel:
+        yield servicer, SamplerClient(channel)
 
 
 async def test_a_run_with_the_configuration_of_another_is_a_run_of_its_own(
@@ -146,10 +144,8 @@ async def test_an_export_begins_again_as_long_as_nothing_has_come(
     fails_after: tuple[int, ...], calls: int, whole: bool
 ) -> None:
     exports, found = Exports(*fails_after), []
-    async with serving(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, exports) as port:
-        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    async with connected(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, exports) as channel:
         with nullcontext() if whole else pytest.raises(errors.Unavailable, match="restarts"):
             async for name, _ in SamplerClient(channel).export_trees("r"):
                 found.append(name)
-        await channel.close()
     assert (exports.calls, found) == (calls, ["t0", "t1", "t2"] if whole else ["t0"])

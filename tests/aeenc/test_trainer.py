@@ -7,9 +7,8 @@ import grpc
 import pytest
 
 from aeenc import TrainerClient, errors
-from aeenc.transport.channel import Channel
 from aeenc.v1 import trainer_pb2, trainer_pb2_grpc, types_pb2
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected
 
 GOLD = [("why does ice float?", ["ice is lighter than water"])]
 
@@ -30,10 +29,8 @@ class Starting(trainer_pb2_grpc.TrainerServiceServicer):
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Starting, TrainerClient]]:
     servicer = Starting()
-    async with serving(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer) as port:
-        client = TrainerClient(Channel(f"127.0.0.1:{port}", timeout_s=5))
-        yield servicer, client
-        await client.channel.close()
+    async with connected(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer) as channel:
+        yield servicer, TrainerClient(channel)
 
 
 async def test_an_evaluation_is_made_again_with_all_its_queries(served: tuple[Starting, TrainerClient]) -> None:

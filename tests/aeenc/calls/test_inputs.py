@@ -27,7 +27,7 @@ from aeenc import (
 )
 from aeenc.trees import Step, Tree
 from aeenc.v1 import index_pb2, index_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected
 
 Call = Callable[..., Awaitable[object]]
 VECTORS = np.ones((1, 2), np.float32)
@@ -130,11 +130,10 @@ def started(channel: Channel, **options: Any) -> Awaitable[object]:
 
 @pytest.mark.parametrize(("told", "call"), ODD, ids=[told for told, _ in ODD])
 async def test_what_no_message_can_hold_is_refused_by_its_parameter_and_place(told: str, call: Call) -> None:
-    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as port:
-        channel = Channel(f"127.0.0.1:{port}", timeout_s=5, retry=False)
+    register = index_pb2_grpc.add_IndexAdminServiceServicer_to_server
+    async with connected(register, Explanations(), retry=False) as channel:
         with pytest.raises(errors.InvalidArgument, match=told):
             await call(channel)
-        await channel.close()
 
 
 async def test_what_a_callers_own_iterable_raises_is_not_taken_for_a_wrong_value() -> None:
@@ -161,11 +160,9 @@ class Explanations(index_pb2_grpc.IndexAdminServiceServicer):
 
 @pytest.mark.parametrize(("field", "call"), LISTS, ids=[f"{number}-{name}" for number, (name, _) in enumerate(LISTS)])
 async def test_one_string_in_place_of_a_list_is_refused_and_named(field: str, call: Call) -> None:
-    async with serving(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as port:
-        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    async with connected(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as channel:
         with pytest.raises(errors.InvalidArgument, match=rf"{field}: is one string \('p17'\); give a list of strings"):
             await call(channel, "p17")
-        await channel.close()
 
 
 class Evaluations(trainer_pb2_grpc.TrainerServiceServicer):
@@ -183,10 +180,8 @@ async def test_long_gold_queries_and_trees_travel_in_messages_that_a_service_acc
     trainer = Evaluations()
     queries = [(f"query {n} {'ice' * 3_400}", ["ice floats"]) for n in range(600)]
     tree = Tree("t", "ice floats", {"sent1": "ice is light"}, (Step(("sent1",), "hypothesis", "ice floats"),))
-    async with serving(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, trainer) as port:
-        channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
+    async with connected(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, trainer) as channel:
         await TrainerClient(channel).evaluate("science", queries, training=queries[:3], trees=[tree], version="q1")
-        await channel.close()
     first, *others = trainer.messages
     assert (first.config.corpus, first.config.model.version) == ("science", "q1")
     assert not any(message.HasField("config") for message in others)

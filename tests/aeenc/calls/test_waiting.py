@@ -7,14 +7,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import grpc
 import pytest
 
 from aeenc import PATIENT, AsyncClient, Channel, Retry, SamplerClient, errors
-from aeenc.transport import status
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 from aeenc.values import Pair
 from support.relay import Relay
+from support.worlds.sampler_world import connected, refuse, serving
 
 
 class Runs(sampler_pb2_grpc.SamplerServiceServicer):
@@ -42,27 +41,20 @@ class Runs(sampler_pb2_grpc.SamplerServiceServicer):
         yield
 
 
-async def served(runs: Runs, address: str) -> tuple[Any, int]:
-    server = grpc.aio.server()
-    sampler_pb2_grpc.add_SamplerServiceServicer_to_server(runs, server)
-    port = server.add_insecure_port(address)
-    await server.start()
-    return server, port
+REGISTER = sampler_pb2_grpc.add_SamplerServiceServicer_to_server
 
 
 async def test_a_restart_longer_than_the_patience_of_other_calls_is_waited_for() -> None:
     running = Runs(types_pb2.WORK_STATE_RUNNING)
-    server, port = await served(running, "127.0.0.1:0")
-    channel = Channel(f"127.0.0.1:{port}", timeout_s=10, retry=Retry(away_s=0.05))
-    waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
-    await running.watched.wait()
-    await server.stop(0)
+    async with serving(REGISTER, running) as port:
+        channel = Channel(f"127.0.0.1:{port}", timeout_s=10, retry=Retry(away_s=0.05))
+        waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
+        await running.watched.wait()
     with pytest.raises(errors.Unavailable):
         await SamplerClient(channel).get_run("r")
-    server, _ = await served(Runs(types_pb2.WORK_STATE_SUCCEEDED), f"127.0.0.1:{port}")
-    assert (await waiting).state == types_pb2.WORK_STATE_SUCCEEDED
-    await channel.close()
-    await server.stop(0)
+    async with serving(REGISTER, Runs(types_pb2.WORK_STATE_SUCCEEDED), port):
+        assert (await waiting).state == types_pb2.WORK_STATE_SUCCEEDED
+        await channel.close()
 
 
 async def test_a_sampler_that_is_away_from_the_beginning_is_not_waited_for() -> None:
@@ -122,8 +114,7 @@ class Refusing(Runs):
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.watches += 1
         if self.watches <= self._times:
-            trailer = ((status.DETAILS_KEY, status.details_of(self._refusal)),)
-            await context.abort(status.code_of(self._refusal), status.message_of(self._refusal), trailer)
+            await refuse(context, self._refusal)
         self.state = types_pb2.WORK_STATE_SUCCEEDED
         yield sampler_pb2.WatchRunResponse(seq=1, run=sampler_pb2.Run(id=request.run_id, state=self.state))
 
@@ -137,27 +128,21 @@ async def test_a_watch_that_is_refused_is_begun_again_after_a_pause(
     refusal: errors.AeencError, times: int, least_s: float
 ) -> None:
     runs = Refusing(refusal, times)
-    server, port = await served(runs, "127.0.0.1:0")
-    channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
-    started = time.monotonic()
-    assert (await SamplerClient(channel).wait("r")).state == types_pb2.WORK_STATE_SUCCEEDED
+    async with connected(REGISTER, runs) as channel:
+        started = time.monotonic()
+        assert (await SamplerClient(channel).wait("r")).state == types_pb2.WORK_STATE_SUCCEEDED
     assert time.monotonic() - started > least_s
     assert runs.watches == times + 1
-    await channel.close()
-    await server.stop(0)
 
 
 async def test_a_run_is_asked_after_when_nothing_is_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aeenc.calls.waiting.SILENT_S", 0.2)
     runs = Runs(types_pb2.WORK_STATE_RUNNING)
-    server, port = await served(runs, "127.0.0.1:0")
-    channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
-    waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
-    await runs.watched.wait()
-    runs.state = types_pb2.WORK_STATE_SUCCEEDED
-    assert (await asyncio.wait_for(waiting, 30)).state == types_pb2.WORK_STATE_SUCCEEDED
-    await channel.close()
-    await server.stop(0)
+    async with connected(REGISTER, runs) as channel:
+        waiting = asyncio.ensure_future(SamplerClient(channel).wait("r"))
+        await runs.watched.wait()
+        runs.state = types_pb2.WORK_STATE_SUCCEEDED
+        assert (await asyncio.wait_for(waiting, 30)).state == types_pb2.WORK_STATE_SUCCEEDED
 
 
 @pytest.mark.parametrize("mine", [TimeoutError("mine"), errors.Unavailable("mine")])
@@ -165,20 +150,16 @@ async def test_what_the_callers_own_code_raises_is_raised(mine: Exception) -> No
     def on_progress(run: Any) -> None:
         raise mine
 
-    server, port = await served(Refusing(errors.Unavailable("never"), 0), "127.0.0.1:0")
-    channel = Channel(f"127.0.0.1:{port}", timeout_s=5)
-    with pytest.raises(type(mine), match="mine"):
-        await SamplerClient(channel).wait("r", on_progress=on_progress)
-    await channel.close()
-    await server.stop(0)
+    async with connected(REGISTER, Refusing(errors.Unavailable("never"), 0)) as channel:
+        with pytest.raises(type(mine), match="mine"):
+            await SamplerClient(channel).wait("r", on_progress=on_progress)
 
 
 async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aeenc.transport.channel.KEEPALIVE_S", 0.2)
     monkeypatch.setattr("aeenc.transport.channel.KEEPALIVE_TIMEOUT_S", 0.2)
     runs = Runs(types_pb2.WORK_STATE_RUNNING)
-    server, port = await served(runs, "127.0.0.1:0")
-    async with Relay(f"127.0.0.1:{port}") as relay:
+    async with serving(REGISTER, runs) as port, Relay(f"127.0.0.1:{port}") as relay:
         channel = Channel(relay.address, timeout_s=5)
         step = asyncio.ensure_future(anext(SamplerClient(channel).watch("r")))
         await runs.watched.wait()
@@ -186,17 +167,14 @@ async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPat
         with pytest.raises(errors.Unavailable, match=relay.address):
             await asyncio.wait_for(step, 30)
         await channel.close()
-    await server.stop(0)
 
 
 async def test_a_list_asks_for_a_page_when_it_comes_to_it() -> None:
     runs = Runs(types_pb2.WORK_STATE_SUCCEEDED)
-    server, port = await served(runs, "127.0.0.1:0")
-    async with AsyncClient(sampler=f"127.0.0.1:{port}") as client:
-        listing = client.sampler.list_runs(page_size=2)
+    async with connected(REGISTER, runs) as channel:
+        listing = SamplerClient(channel).list_runs(page_size=2)
         assert runs.pages == [], "nothing is asked for before the first step"
         assert [(await anext(listing)).id, (await anext(listing)).id] == ["r0", "r1"]
         assert runs.pages == [2]
         assert [run.id async for run in listing] == ["r2"]
         assert runs.pages == [2, 2]
-    await server.stop(0)

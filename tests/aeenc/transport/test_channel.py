@@ -20,7 +20,7 @@ from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
 from support.relay import Relay
 from support.waiting import reached, until
-from support.worlds.sampler_world import serving
+from support.worlds.sampler_world import connected, refuse, serving
 
 Outcome = Callable[[int], errors.AeencError | None]
 
@@ -36,8 +36,7 @@ class Failing(encoder_pb2_grpc.EncoderServiceServicer, index_pb2_grpc.IndexAdmin
         self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
         error = self.outcome(len(self.request_ids))
         if error is not None:
-            trailer = ((status.DETAILS_KEY, status.details_of(error)),)
-            await context.abort(status.code_of(error), status.message_of(error), trailer)
+            await refuse(context, error)
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
         await self._answer(context)
@@ -58,10 +57,8 @@ async def served(
         index_pb2_grpc.add_IndexAdminServiceServicer_to_server(servicer, server)
 
     servicer = kind(outcome)
-    async with serving(register, servicer) as port:
-        channel = Channel(f"127.0.0.1:{port}", **{"timeout_s": 5, **options})
+    async with connected(register, servicer, **options) as channel:
         yield servicer, channel
-        await channel.close()
 
 
 def first(count: int, error: errors.AeencError) -> Outcome:

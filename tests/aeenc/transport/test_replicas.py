@@ -130,13 +130,12 @@ async def test_a_replica_behind_a_name_leaves_without_a_failed_call_and_comes_ba
 
 
 @pytest.mark.slow
-async def test_replicas_of_a_list_come_and_go_without_a_failed_call(replicas: Replicas) -> None:
+async def test_a_replica_of_a_list_goes_and_comes_back_without_a_failed_call(replicas: Replicas) -> None:
     for host in HOSTS:
         await replicas.start(host, connection_age_s=0.3)
     async with sticky_caller(",".join(f"{host}:{replicas.port}" for host in HOSTS)):
         await shared(replicas, HOSTS)
-        for host in HOSTS:
-            await replicas.stop(host)
-            await shared(replicas, [other for other in HOSTS if other != host])
-            await replicas.start(host, connection_age_s=0.3)
-            await shared(replicas, HOSTS)
+        await replicas.stop(HOSTS[0])
+        await shared(replicas, HOSTS[1:])
+        await replicas.start(HOSTS[0], connection_age_s=0.3)
+        await shared(replicas, HOSTS)

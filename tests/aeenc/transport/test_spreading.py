@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from aeenc import Channel, EncoderClient, Retry, errors, vectors
-from aeenc.transport import spreading, status
+from aeenc.transport import spreading
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from support.waiting import until
+from support.worlds.sampler_world import refuse
 
 SOON_S = 0.1
 HEDGED = Retry(attempts=2, hedge_s=SOON_S)
@@ -38,8 +39,7 @@ class Scripted(encoder_pb2_grpc.EncoderServiceServicer):
             self.cancelled.append(text)
             raise
         if error is not None:
-            trailer = ((status.DETAILS_KEY, status.details_of(error)),)
-            await context.abort(status.code_of(error), status.message_of(error), trailer)
+            await refuse(context, error)
         return encoder_pb2.EncodeResponse(embeddings=vectors.to_proto(np.ones((1, 2), np.float32)))
 
 

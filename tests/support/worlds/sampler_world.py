@@ -105,9 +105,7 @@ class FakeIndex(index_pb2_grpc.IndexServiceServicer):
         version = request.model.version or self.stable
         await asyncio.sleep(self.delay_s)
         if 0 < self.most_texts < len(request.texts):
-            error = errors.TooLarge("the answer would be over the limit")
-            details = ((status.DETAILS_KEY, status.details_of(error)),)
-            await context.abort(status.code_of(error), status.message_of(error), trailing_metadata=details)
+            await refuse(context, errors.TooLarge("the answer would be over the limit"))
         if request.corpus != "science":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no corpus {request.corpus!r}")
         results = [
@@ -249,6 +247,23 @@ async def serving(register: Callable[[Any, Any], None], servicer: Any, port: int
         yield bound
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def connected(
+    register: Callable[[Any, Any], None], servicer: Any, port: int = 0, **options: Any
+) -> AsyncIterator[aeenc.Channel]:
+    """Serves a fake, and connects to it; `options` are those of the channel."""
+    async with serving(register, servicer, port) as bound:
+        channel = aeenc.Channel(f"127.0.0.1:{bound}", **{"timeout_s": 5, **options})
+        yield channel
+        await channel.close()
+
+
+async def refuse(context: Any, error: errors.AeencError) -> None:
+    """Ends a call with an error and all that it carries, as a service does."""
+    trailer = ((status.DETAILS_KEY, status.details_of(error)),)
+    await context.abort(status.code_of(error), status.message_of(error), trailer)
 
 
 @dataclass
