@@ -48,9 +48,6 @@ BODIES = {
     "no choices": b'{"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": []}',
     "null": b"null",
 }
-FAULTS = (*STATUSES, *CONTENTS, *FINISHES, *BODIES, "refusal", "hang", "hang up")
-FAILING = (*STATUSES, "hang", "hang up")  # the task, rather than abstaining
-ABSTAINING = tuple(fault for fault in FAULTS if fault not in FAILING)
 
 
 @dataclass

@@ -282,8 +282,8 @@ class LanguageModelOracle(Oracle):
                     **sent,
                     **{limit_name: limit},
                 )
-                self._has_completed = True
-                return completion
+                self._has_completed |= completion is not None
+                return completion or _NONSENSE  # a body that is JSON's null is no refusal of the prompt
             except failures.APIStatusError as error:  # its text may quote the key: only status and code are passed on
                 status, code = error.status_code, _code(error)
                 pause_s = _pause_s(error, attempt)
