@@ -59,31 +59,37 @@ def save_arrow(folder: Path, *tables: pa.Table) -> Path:
     ],
 )
 def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_text(content, encoding="utf-8")
-    assert [(fact.id, fact.text) for fact in read_facts(path)] == [("a", "ice is cold"), ("b", "fire is hot")]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert pairs(tmp_path / name) == SAME
+
+
+LISTED = '{"id": "a", "text": "ice", "splits": ["train", "dev"]}\n{"text": "sun", "split": "dev"}\n'
+IN_A_LIST = '[{"text": "ice", "splits": ["train", "dev", "dev"]}, {"text": "sun", "splits": "dev"}]'
+TAGGED = '{"text": "ice", "tags": ["physics", "water"]}\n{"text": "a frog", "tags": "biology"}\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "expected"),
     [
-        ("facts.jsonl", '{"id": "a", "text": "ice", "splits": ["train", "dev"]}\n{"text": "sun", "split": "dev"}\n'),
-        ("facts.json", '[{"text": "ice", "splits": ["train", "dev", "dev"]}, {"text": "sun", "splits": "dev"}]'),
+        ("facts.jsonl", LISTED, [("ice", ("train", "dev"), ()), ("sun", ("dev",), ())]),
+        ("facts.json", IN_A_LIST, [("ice", ("train", "dev"), ()), ("sun", ("dev",), ())]),
+        ("facts.csv", "text,split,tags\nice,dev,\nsun, , \n", [("ice", ("dev",), ()), ("sun", (), ())]),
+        ("facts.jsonl", TAGGED, [("ice", (), ("physics", "water")), ("a frog", (), ("biology",))]),
+        ("facts.csv", 'text,tag\nice,"physics, water"\nsun,\n', [("ice", (), ("physics", "water")), ("sun", (), ())]),
     ],
 )
-def test_splits_come_from_the_file_where_it_has_them(tmp_path: Path, name: str, content: str) -> None:
+def test_splits_and_tags_come_from_the_file_where_it_has_them(
+    tmp_path: Path, name: str, content: str, expected: list[tuple[str, tuple[str, ...], tuple[str, ...]]]
+) -> None:
     path = tmp_path / name
     path.write_text(content)
-    assert [fact.splits for fact in read_facts(path)] == [("train", "dev"), ("dev",)]
+    assert [(fact.text, fact.splits, fact.tags) for fact in read_facts(path)] == expected
 
 
-def test_columns_of_splits_may_be_empty(tmp_path: Path) -> None:
-    csv, table = tmp_path / "facts.csv", tmp_path / "facts.parquet"
-    csv.write_text("text,split,tags\nice,dev,\nsun, , \n")
+def test_the_splits_of_a_table_may_be_null(tmp_path: Path) -> None:
     splits = pa.array([["dev"], None], pa.list_(pa.string()))
-    parquet.write_table(pa.table({"text": ["ice", "sun"], "splits": splits}), table)
-    for path in (csv, table):
-        assert [(fact.splits, fact.tags) for fact in read_facts(path)] == [(("dev",), ()), ((), ())], path
+    parquet.write_table(pa.table({"text": ["ice", "sun"], "splits": splits}), tmp_path / "facts.parquet")
+    assert [fact.splits for fact in read_facts(tmp_path / "facts.parquet")] == [("dev",), ()]
 
 
 def test_a_repeated_fact_names_the_same_splits(tmp_path: Path) -> None:
@@ -94,15 +100,6 @@ def test_a_repeated_fact_names_the_same_splits(tmp_path: Path) -> None:
     path.write_text(f"{json.dumps(fact)}\n{json.dumps({**fact, 'splits': ['train']})}\n")
     with pytest.raises(InvalidArgument, match=r"facts\.jsonl:2: the id 'a' is used twice.*sets of splits or tags"):
         list(read_facts(path))
-
-
-def test_tags_are_a_list_or_names_with_commas_between_them(tmp_path: Path) -> None:
-    lines, table = tmp_path / "facts.jsonl", tmp_path / "facts.csv"
-    lines.write_text('{"text": "ice melts", "tags": ["physics", "water"]}\n{"text": "a frog", "tags": "biology"}\n')
-    table.write_text('text,tag\nice melts,"physics, water"\na frog,biology\na star,\n')
-    found = [[(fact.text, fact.tags) for fact in read_facts(path)] for path in (lines, table)]
-    assert found[0] == [("ice melts", ("physics", "water")), ("a frog", ("biology",))]
-    assert found[1] == [*found[0], ("a star", ())]
 
 
 def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
@@ -289,13 +286,10 @@ def test_the_separator_of_a_csv_file_is_that_of_its_first_line(tmp_path: Path, s
     assert [text for _, text in pairs(path)] == ["a; b"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("f.jsonl", '{"id": 7, "text": "ice"}\n'), ("f.csv", "id,text\n7,ice\n")]
-)
-def test_an_id_may_be_an_integer_in_any_format(tmp_path: Path, name: str, content: str) -> None:
-    path = tmp_path / name
-    path.write_text(content)
-    assert pairs(path) == [("7", "ice")]
+def test_an_id_may_be_an_integer_in_any_format(tmp_path: Path) -> None:
+    for name, content in (("f.jsonl", '{"id": 7, "text": "ice"}\n'), ("f.csv", "id,text\n7,ice\n")):
+        (tmp_path / name).write_text(content)
+        assert pairs(tmp_path / name) == [("7", "ice")], name
 
 
 def test_lines_of_text_have_no_columns_to_choose(tmp_path: Path) -> None:

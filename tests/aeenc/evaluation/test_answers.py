@@ -257,10 +257,6 @@ def test_a_sentence_may_be_longer_than_pythons_reader_of_tables_allows(tmp_path:
     assert longest > 200_000
 
 
-def test_each_reader_has_more_than_twenty_kinds_of_damage():
-    assert min(len(kinds) for kinds in (WIKIQA, TRECQA, JSON)) > 20
-
-
 def test_damage_within_a_list_of_json_is_named(tmp_path: Path):
     path = tmp_path / "train.json"
     for text, said in (
