@@ -23,7 +23,6 @@ from aeenc.evaluation import leaf_recall, load_data, normalised, read_run
 from aeenc.exports import conclusions_of
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict, answer_of
 from aeenc.oracles.client import Answer, OracleClient
-from aeenc.oracles.gold import GoldOracle
 from aeenc.trees import Dataset
 from aeenc.trees.files import parse_context
 from aeenc.v1 import types_pb2
@@ -33,8 +32,11 @@ from services.launcher.processes import free_port
 from support.command import built_client, npm, running
 from support.models.tiny_base_models import write_tiny_base
 from support.waiting import reached
+from support.worlds.light_fleet import LightFleet, light_fleet
 from support.worlds.trainer_world import FACTS
 from tools import protos
+
+__all__ = ["light_fleet"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCS = EXAMPLES.parent / "docs"
@@ -244,60 +246,53 @@ def test_the_walks_in_node_of_the_page_of_calls_work_beside_a_running_fleet(flee
     assert "publish a version first" in node("rollback.js").stderr, "nothing was published"
 
 
+async def ended(fleet: LightFleet, *words: object) -> str:
+    """Runs a program of Python beside the fleet, and returns what it says."""
+    addresses = {f"AEENC_{name.upper()}": f"127.0.0.1:{server.port}" for name, server in fleet.servers.items()}
+    command, environment = [sys.executable, *map(str, words)], {**os.environ, **addresses}
+    done = await asyncio.to_thread(
+        subprocess.run, command, env=environment, check=False, timeout=100, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(done.stdout)
+
+
 async def test_nothing_that_stands_after_a_lemma_is_found_for_it_or_put_before_an_oracle(
-    fleet: dict[str, str], tmp_path: Path
+    light_fleet: LightFleet, tmp_path: Path
 ):
     library = load_data(EXAMPLES / "lemmas")
     place = {lemma.id: number for number, lemma in enumerate(library.candidates())}
     own = {lemma.text: lemma.id for lemma in library.candidates()}
-    asked: list[tuple[str, str]] = []
-
-    class Counting(GoldOracle):
-        def judge(self, task: Task) -> dict[str, Verdict]:
-            asked.extend((task.query, candidate.id) for candidate in task.candidates)
-            return super().judge(task)
-
-    server = await Counting(library, "train").start(fleet["AEENC_TEST_ORACLE"])
-    command = [sys.executable, str(EXAMPLES / "lemmas" / "premise_selection.py"), "node"]
-    options: dict[str, Any] = {"check": False, "timeout": 200, "capture_output": True, "text": True}
-    done = await asyncio.to_thread(subprocess.run, command, env={**os.environ, **fleet}, **options)
-    await server.stop()
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = done.stdout.splitlines()
+    told = (await ended(light_fleet, EXAMPLES / "lemmas" / "premise_selection.py", "mine")).splitlines()
     among_all, before = (float(line.rpartition(" ")[2]) for line in told[:2])
     assert 0 < among_all < before, told
     assert told[-1] == "premises that do not stand before their lemma: 0"
-    assert [one for one in asked if place[one[1]] >= place[own[one[0]]]] == []
+    asked = light_fleet.oracle.asked
+    assert [(query, text) for query, text in asked if place[own[text]] >= place[own[query]]] == []
     assert len(asked) > 300
-    words = ["evaluate", "--data", str(EXAMPLES / "lemmas"), "--split", "dev", "--corpus", "lemmas"]
-    command = [sys.executable, "-m", "aeenc.cli.main", *words, "--run", str(tmp_path / "run")]
-    done = await asyncio.to_thread(subprocess.run, command, env={**os.environ, **fleet}, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["evaluate", "--data", EXAMPLES / "lemmas", "--split", "dev", "--corpus", "lemmas"]
+    await ended(light_fleet, "-m", "aeenc.cli.main", *words, "--run", tmp_path / "run")
     ranked = read_run(tmp_path / "run")
     assert len(ranked) == len(library.hypotheses("dev"))
     assert [one for query, found in ranked.items() for one in found if place[one] >= place[query]] == []
     answers = 0
-    async with aeenc.connect_async(index=fleet["INDEX"], token="secret") as client:
-        accessible = library.accessible("train") | library.accessible("dev")
-        for way in WAYS:
-            found = await client.index.rankings(
-                "lemmas", list(accessible), retrieval=way, accessible=list(accessible.values())
-            )
-            for text, hits in zip(accessible, found.results, strict=True):
-                assert [hit.id for hit in hits if place[hit.id] >= place[own[text]]] == []
-                answers += len(hits)
+    accessible = library.accessible("train") | library.accessible("dev")
+    for way in WAYS:
+        found = await light_fleet.client.index.rankings(
+            "lemmas", list(accessible), retrieval=way, accessible=list(accessible.values())
+        )
+        for text, hits in zip(accessible, found.results, strict=True):
+            assert [hit.id for hit in hits if place[hit.id] >= place[own[text]]] == []
+            answers += len(hits)
     assert answers > 10_000, answers
 
 
-def test_a_data_set_is_checked_its_facts_listed_for_a_prover_and_what_that_built_scored(
-    fleet: dict[str, str], tmp_path: Path
+async def test_a_data_set_is_checked_its_facts_listed_for_a_prover_and_what_that_built_scored(
+    light_fleet: LightFleet, tmp_path: Path
 ):
     sample, out = EXAMPLES.parent / "data" / "sample", tmp_path / "out"
-    command = [sys.executable, str(EXAMPLES / "provers.py"), str(sample), str(out)]
-    environment = {**os.environ, **fleet}
-    done = subprocess.run(command, check=False, env=environment, timeout=200, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines())
+    said = await ended(light_fleet, EXAMPLES / "provers.py", sample, out)
+    told = dict(line.rsplit(": ", 1) for line in said.splitlines())
     trees = Dataset.load(sample).trees("dev")
     lists = [list(parse_context(json.loads(one)["context"]).values()) for one in (out / "lists.jsonl").open()]
     assert {len(one) for one in lists} == {25}

@@ -28,6 +28,7 @@ class LightFleet:
 
     client: aeenc.AsyncClient
     servers: dict[str, GrpcServer]
+    oracle: FakeOracle
     store: ArtifactStore
     base: TinyCheckpoint
 
@@ -37,14 +38,12 @@ async def light_fleet(
     tiny_checkpoint: TinyCheckpoint, artifact_store: ArtifactStore, redis_url: str, namespace: str, tmp_path: Path
 ) -> AsyncIterator[LightFleet]:
     """The fleet, with a port of metrics each."""
-    space = untouched_space(tiny_checkpoint, artifact_store, tmp_path / "base")
+    oracle, space = FakeOracle(), untouched_space(tiny_checkpoint, artifact_store, tmp_path / "base")
     everywhere = {"metrics_port": 0}
     place = {"port": 0, "artifacts_dir": artifact_store.root, **everywhere}
     common = {"redis_url": redis_url, "namespace": namespace}
     async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(
-            serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, FakeOracle())
-        )
+        port = await stack.enter_async_context(serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle))
         encoder, _ = await stack.enter_async_context(
             serve_encoder(space, redis_url, namespace, tmp_path / "encoder", **everywhere)
         )
@@ -64,4 +63,4 @@ async def light_fleet(
         addresses = {name: f"127.0.0.1:{server.port}" for name, server in servers.items()}
         client = aeenc.AsyncClient(**addresses, retry=aeenc.PATIENT)
         stack.push_async_callback(client.close)
-        yield LightFleet(client, servers, artifact_store, tiny_checkpoint)
+        yield LightFleet(client, servers, oracle, artifact_store, tiny_checkpoint)
