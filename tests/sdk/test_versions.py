@@ -89,29 +89,31 @@ def test_the_sdk_and_its_command_work_with_later_pythons(tmp_path: Path, version
     assert "0." in done.stdout, done.stderr
 
 
+def with_the_lowest(package: str, requirements: list[str], folder: Path, *options: str) -> dict[str, str]:
+    """Installs the lowest version of a package that is allowed; the environment in which it goes before all others."""
+    [lowest] = (one.replace(">=", "==") for one in requirements if one.startswith(package))
+    command = [sys.executable, "-m", "pip", "install", "-q", *options, "--target", str(folder), lowest]
+    subprocess.run(command, check=True, timeout=300)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), SDK])}
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
 @pytest.mark.sdk
 def test_the_command_line_works_with_the_lowest_typer_that_it_allows(tmp_path: Path):
     extras = tomllib.loads((Path(SDK) / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    [lowest] = (one.replace(">=", "==") for one in extras["cli"] if one.startswith("typer"))
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), lowest], check=True)
-    command = [sys.executable, "-m", "aeenc.cli.main", "retrieve", "--help"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SDK])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = run(with_the_lowest("typer", extras["cli"], tmp_path), "aeenc.cli.main", "retrieve", "--help")
     assert (done.returncode, "hybrid" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.sdk
-@pytest.mark.parametrize("service", ["encoder", "index", "sampler", "trainer"])
-def test_the_services_read_their_settings_with_the_lowest_pydantic_settings_that_they_allow(
-    tmp_path: Path, service: str
-):
+def test_the_services_read_their_settings_with_the_lowest_pydantic_settings_that_they_allow(tmp_path: Path):
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    [lowest] = (one.replace(">=", "==") for one in dependencies if one.startswith("pydantic-settings"))
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), lowest]
-    subprocess.run(install, check=True, timeout=300)
-    search = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "clients" / "python")])
-    command = [sys.executable, "-m", f"services.{service}", "--metrics-port", "much"]
-    environment = {**os.environ, "PYTHONPATH": search}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.returncode == 2, done.stderr
-    assert "(--metrics-port): Input should be a valid integer" in done.stderr
+    environment = with_the_lowest("pydantic-settings", dependencies, tmp_path, "--no-deps")
+    for service in ("encoder", "index", "sampler", "trainer"):
+        done = run(environment, f"services.{service}", "--metrics-port", "much")
+        assert done.returncode == 2, done.stderr
+        assert "(--metrics-port): Input should be a valid integer" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import islice, permutations
+from itertools import permutations
 from pathlib import Path
 
 import ir_measures
@@ -29,7 +29,7 @@ from aeenc.evaluation import (
     write_run,
 )
 
-RANKINGS = 1000
+RANKINGS = 300
 LOGARITHMS = np.log2(np.arange(100 + 10**6) + 2)
 
 
@@ -44,7 +44,7 @@ def rated(seed: int, count: int, most: int = 40):
         yield [UNRANKED if generator.random() < 0.2 else rank for rank in ranks], grades
 
 
-def test_linear_gain_is_that_of_trec_eval_on_a_thousand_rankings():
+def test_linear_gain_is_that_of_trec_eval():
     drawn = list(rated(1, RANKINGS))
     qrels = [Qrel(f"q{n}", f"d{d}", int(g)) for n, (_, grades) in enumerate(drawn) for d, g in enumerate(grades)]
     run = []
@@ -87,7 +87,7 @@ def test_gains_and_the_oracle_are_exactly_those_of_all_orders_tried(gain: Gain):
 
 
 def test_the_measure_of_textgraphs_is_the_tasks_formula_and_its_scorer_to_six_digits():
-    for ranks, grades in islice(rated(4, 1000), 200):
+    for ranks, grades in rated(4, 40):
         gains = 2.0 ** np.array(grades) - 1
         places = np.where(np.array(ranks) == UNRANKED, 10**6, ranks)
         ideal = (np.sort(gains)[::-1] / np.log2(np.arange(len(gains)) + 2)).sum()

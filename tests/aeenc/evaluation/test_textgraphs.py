@@ -124,11 +124,6 @@ def test_empty_rows_short_rows_and_a_byte_order_mark_do_no_harm(copy: Path):
     assert read_textgraphs(copy, "dev") == read_textgraphs(SAMPLE, "dev")
 
 
-def test_a_cell_may_be_longer_than_pythons_reader_of_tables_allows(copy: Path):
-    edit(copy / TABLE, "a moth", "long " * 40_000 + "a moth")
-    assert len(read_textgraphs(copy, "dev").facts["rated-03"]) > 200_000
-
-
 def test_of_equal_queries_and_facts_the_highest_grade_counts():
     facts = {"1": "same", "2": "same", "3": "other"}
     rated = [{"1": 2.0, "2": 4.0, "3": 0.0}, {"1": 1.0, "3": 0.0}]
