@@ -133,10 +133,12 @@ async def test_bad_builds_are_refused_by_name_and_leave_nothing_behind(subject):
     await raises(errors.InvalidArgument, build(good, premise("a", "fire")), "premises[1].id", "'a'")
     await raises(errors.InvalidArgument, build(good, premise("b", "fire", aliases=["a"])), "premises[1].aliases")
     await raises(errors.InvalidArgument, build(premise("b", "fire", aliases=["b"])), "premises[0].aliases")
-    await raises(errors.InvalidArgument, build(premise("", "fire")), "premises[0].id")
+    for wrong in ("", "x" * 257):
+        await raises(errors.InvalidArgument, build(premise(wrong, "fire")), "premises[0].id")
     await raises(errors.InvalidArgument, build(premise("a", " ")), "premises[0].text")
     await raises(errors.InvalidArgument, build(premise("a", "x", [""])), "premises[0].splits")
-    await raises(errors.TooLarge, build(premise("a", "é" * 40_000)), "premises[0].text")
+    most = (await subject.index.info()).service.limits.text_bytes
+    await raises(errors.TooLarge, build(premise("a", "é" * (most // 2 + 1))), "premises[0].text", f"{most:,}")
     for wrong in ("", "../x", ".hidden", "a/b", "a" * 65, "ä"):
         await raises(errors.InvalidArgument, build(good, corpus=wrong), "header.corpus")
     await raises(errors.InvalidArgument, subject.reports(chunk(good)), "header")

@@ -274,7 +274,8 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
     infinite = good.copy()
     infinite[0, 0] = np.inf
     await raises(errors.InvalidArgument, search(np.concatenate([good, infinite])), "vectors[1]")
-    await raises(errors.InvalidArgument, search(good * 3), "vectors[0]", "length 3")
+    for length in ("3", "1e-30", "1e+30"):
+        await raises(errors.InvalidArgument, search(good * np.float32(length)), "vectors[0]", f"length {length}")
     await raises(errors.InvalidArgument, search(good[:, :16] / np.linalg.norm(good[:, :16])), "16 dimensions")
     await raises(errors.InvalidArgument, search(good[:0]), "vectors")
     await raises(errors.TooLarge, search(np.repeat(good, limits.items + 1, axis=0)), f"{limits.items:,}")
@@ -283,10 +284,13 @@ async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_ser
     await raises(errors.NotFound, search(corpus="nonsense"), "nonsense")
     await raises(errors.NotFound, search(corpus="../science"), "unknown")
     await raises(errors.NotFound, search(generation="g0"), "g0")
+    await raises(errors.InvalidArgument, search(generation="../../x"))
     await raises(errors.InvalidArgument, search(space_id=""), "space_id")
     await raises(errors.SpaceMismatch, search(space_id="sother"), "sother", subject.space_id)
     await raises(errors.InvalidArgument, subject.index.retrieve(corpus, []), "texts")
     await raises(errors.InvalidArgument, subject.index.retrieve(corpus, ["ice", " "]), "texts[1]")
+    long = "é" * (limits.text_bytes // 2 + 1)
+    await raises(errors.TooLarge, subject.index.retrieve(corpus, [long]), "texts[0]", f"{limits.text_bytes:,}")
     await raises(errors.InvalidArgument, subject.index.retrieve(corpus, ["ice"], k=0), "k")
     await raises(errors.NotFound, subject.index.retrieve("nonsense", ["ice"]), "nonsense")
     await raises(errors.NotFound, subject.index.get_premises(corpus, ["f1", "x1"]), "x1")

@@ -1,8 +1,6 @@
 """A build over several encoders: the same generation as over one, whatever becomes of them meanwhile."""
 
 import asyncio
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -49,6 +47,7 @@ async def test_a_build_is_shared_by_the_encoders(index, encoders):
     batches = [one.servicer.batches for one in encoders]
     assert sorted(batches[0] + batches[1]) == list(range(1, 51))
     assert min(map(len, batches)) > 4, "both must go on"
+    assert [one.servicer.most_in_flight for one in encoders] == [4, 4], "no encoder is sent more at once"
     assert stored(index, generation).tobytes() == np.stack([vector_of(one.text) for one in PREMISES]).tobytes()
     assert len(await index.client.retrieve("science", ["what is fact 3"])) == 1
 
@@ -105,17 +104,11 @@ async def test_what_is_answered_is_written_although_the_caller_is_slow(index):
     assert written[-1] == 48
 
 
-def test_a_list_with_a_hole_stops_the_start_and_is_named():
-    command = [sys.executable, "-m", "services.index", "--encoder-target", "a:1,,b:1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 2
-    assert "AEENC_INDEX_ENCODER_TARGET" in ended.stderr
-    assert "empty address" in ended.stderr
-
-
-def test_an_encoder_by_tls_may_lack_its_port_which_is_443_then(tmp_path):
+def test_an_encoder_by_tls_may_lack_its_port_which_is_443_then_and_a_list_may_have_no_hole(tmp_path):
     ca = tmp_path / "ca.pem"
     ca.touch()
     assert IndexSettings(encoder_target="encoder.lab", peer_ca=ca).encoder_target == "encoder.lab"
     with pytest.raises(ValidationError, match="is not an address"):
         IndexSettings(encoder_target="encoder.lab")
+    with pytest.raises(ValidationError, match="empty address"):
+        IndexSettings(encoder_target="a:1,,b:1")

@@ -15,29 +15,6 @@ async def active(index):
     return (await anext(index.client.list_corpora())).active.id
 
 
-async def test_activation_moves_the_pointer_and_back_while_a_pinned_search_stays(index):
-    first, second = await two_generations(index)
-    done = await index.client.activate("science", second, expected=first)
-    assert (done.active.id, done.previous_generation) == (second, first)
-    assert (await index.client.search("science", TWO, space_id=SPACE, k=10)).generation == second
-    pinned = await index.client.search("science", TWO, space_id=SPACE, k=10, generation=first)
-    assert (pinned.generation, len(pinned.ids[0])) == (first, 6)
-    await index.client.activate("science", first)
-    assert await active(index) == first
-
-
-async def test_a_tampered_file_is_refused_by_name_and_the_active_generation_keeps_serving(index):
-    first, second = await two_generations(index)
-    path = index.store.root / "generations/science" / second / "vectors.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    await raises(errors.DataLoss, index.client.activate("science", second), "vectors.npy")
-    assert await active(index) == first
-    assert (await index.client.search("science", TWO, space_id=SPACE)).generation == first
-    assert (await index.client.info()).service.state_reason == ""
-
-
 async def test_vectors_that_do_not_find_themselves_are_refused(index):
     first, second = await two_generations(index)
     source = index.store.root / "generations/science" / second
@@ -181,19 +158,6 @@ async def test_a_corpus_that_somebody_holds_goes_on_unless_they_are_named(index)
     assert await corpora(index) == [("science", second.id)]
     await index.client.delete_corpus("science", despite=["run-a"])
     assert await corpora(index) == []
-
-
-async def test_none_is_activated_only_where_the_expected_one_is_active(index):
-    first = await index.client.build("science", facts()[:3])
-    second = await index.client.build("science", facts())
-    with pytest.raises(errors.Aborted, match=second.id):
-        await index.client.activate("science", "", expected=first.id)
-    for _ in range(2):  # the same request again gets the same answer
-        done = await index.client.activate("science", "", expected=second.id, request_id="r")
-        assert (done.active.id, done.previous_generation) == ("", second.id)
-    assert await corpora(index) == [("science", "")]
-    await index.client.activate("science", first.id, expected="")
-    assert (await index.client.retrieve("science", ["ice"])).generation == first.id
 
 
 async def test_a_listing_refuses_the_token_of_another_one(index):

@@ -84,19 +84,6 @@ async def hosts(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
         yield one, two
 
 
-async def test_an_activation_is_acknowledged_once_the_other_host_serves_it(hosts):
-    one, _ = hosts
-    built = [(await one.client.build("science", facts()[:count], activate=False)).id for count in (3, 4, 5)]
-    for number, generation in enumerate(built * 3):
-        done = await hosts[number % 2].client.activate("science", generation)
-        assert {(each.instance, each.generation, each.behind) for each in done.replicas} == {
-            ("one", generation, False),
-            ("two", generation, False),
-        }
-        for each in hosts:
-            assert (await each.client.retrieve("science", [FACTS[0]], k=1)).generation == generation
-
-
 async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_joined(hosts):
     one, two = hosts
     await one.client.put_explanations("science", [("frogs hunt", ["f3"])])

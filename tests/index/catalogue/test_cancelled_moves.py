@@ -2,13 +2,11 @@
 
 import asyncio
 import threading
-import time
 
-import numpy as np
 import pytest
 
 from aeenc import errors
-from services.corpus.active import read_active, write_active
+from services.corpus.active import read_active
 from services.index.building.builder import Builder
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import Explanations
@@ -78,32 +76,6 @@ async def test_an_activation_is_not_overwritten_by_one_whose_caller_left(index, 
     await overtaking(gate, index.client.activate("science", second))
     assert await active(index) == second
     assert read_active(index.store, "science") == second
-
-
-async def test_whenever_an_activation_is_cancelled_memory_and_disk_agree(index, monkeypatch):
-    ids = await three_generations(index)
-    points = np.random.default_rng(14)
-    under_way, wanted = [], ""
-
-    def write_slowly(*args):
-        under_way.append(args)
-        if args[2] != wanted:
-            time.sleep(0.04)  # the disk is slow just then
-        try:
-            return write_active(*args)
-        finally:
-            under_way.remove(args)
-
-    monkeypatch.setattr(catalogue_module, "write_active", write_slowly)
-    for _ in range(40):
-        other, wanted = points.permutation(ids)[:2].tolist()
-        left = asyncio.ensure_future(index.client.activate("science", other))
-        await asyncio.wait([left], timeout=float(points.uniform(0, 0.05)))
-        left.cancel()
-        await index.client.activate("science", wanted)
-        await until(lambda: not under_way)
-        assert (await active(index), read_active(index.store, "science")) == (wanted, wanted)
-        await asyncio.gather(left, return_exceptions=True)
 
 
 async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):

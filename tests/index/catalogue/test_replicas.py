@@ -9,7 +9,6 @@ import structlog
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.replicas import FORGET, Followed, Replicas
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
@@ -42,41 +41,6 @@ async def test_what_one_replica_has_built_and_activated_the_other_serves_when_th
         ]
         [corpus] = [found async for found in one.client.list_corpora()]
         assert {(each.instance, each.space_id) for each in corpus.replicas} == {("one", SPACE), ("two", SPACE)}
-
-
-async def test_a_replica_that_does_not_follow_is_named_and_serves_what_it_had(serve):
-    async with serve(replica_wait_s=0.2) as one, serve(instance="slow", look_s=NEVER) as slow:
-        first = (await one.client.build("science", facts()[:6])).id
-        assert await served(slow) == first
-        second = (await one.client.build("science", facts(), activate=False)).id
-        done = await one.client.activate("science", second)
-        [behind] = [each for each in done.replicas if each.behind]
-        assert (behind.instance, behind.reason != "", await served(slow)) == ("slow", True, first)
-
-
-async def test_a_generation_that_a_replica_cannot_open_is_reported_and_the_one_before_keeps_serving(serve, monkeypatch):
-    async with serve(replica_wait_s=0.7) as one, serve(instance="two", look_s=0.05) as two:
-        first = (await one.client.build("science", facts()[:6])).id
-        second = (await one.client.build("science", facts(), activate=False)).id
-        assert await served(two) == first
-        broken, sound = catalogue_of(two), catalogue_module.Catalogue._open
-
-        def fail(self, *args, **options):
-            if self is broken:
-                raise errors.DataLoss("this host's cable is loose")
-            return sound(self, *args, **options)
-
-        monkeypatch.setattr(catalogue_module.Catalogue, "_open", fail)
-        done = await one.client.activate("science", second)
-        assert [each.reason for each in done.replicas if each.behind] == ["this host's cable is loose"]
-        assert await served(two) == first
-        assert "cable" in (await two.client.info()).service.state_reason
-        monkeypatch.undo()
-
-        async def follows():
-            return await served(two) == second and not (await two.client.info()).service.state_reason
-
-        await eventually(follows)
 
 
 async def test_a_damaged_generation_that_one_replica_builds_again_is_opened_again_by_the_other(serve):
@@ -137,18 +101,6 @@ async def test_a_corpus_whose_last_generation_one_replica_deletes_is_unknown_to_
         assert [each.behind for each in done.replicas] == [False, False]
         with pytest.raises(errors.NotFound, match="known: none yet"):
             await anext(two.client.list_generations("science"))
-
-
-async def test_explanations_that_one_replica_was_given_the_other_uses_and_adds_to(serve):
-    async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
-        await one.client.build("science", facts())
-        await one.client.put_explanations("science", [("a pole melts", ["f5"])])
-        before = await two.client.retrieve("science", ["the pole"], prior=1.0)
-        assert before[0][0].id == "f5"
-        await one.client.put_explanations("science", [("a pole melts", ["f6"])], replace=True)
-        assert (await two.client.retrieve("science", ["the pole"], prior=1.0))[0][0].id == "f6"
-        assert await two.client.put_explanations("science", [("a lamp shines", ["f4"])]) == 2
-        assert await one.client.put_explanations("science", [("a pole melts", ["f6"])]) == 2
 
 
 async def test_explanations_that_another_replica_was_given_survive_an_activation_before_the_next_look(serve):

@@ -1,11 +1,24 @@
-"""The arithmetic of ranking where numbers are equal, or nothing is left of them."""
+"""The arithmetic of ranking where numbers are equal, nothing is left of them, or a constant decides."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from services.index.ranking.fusion import LEAST_LEFT, NEAREST, Prior, rocchio_feedback
-from services.index.values import Explanation, SearchHits
+from services.index.lexical.bm25 import LexicalIndex
+from services.index.ranking.fusion import (
+    DEPTH,
+    EXPLAINED,
+    LEAST_LEFT,
+    NEAREST,
+    WIDE_DEPTH,
+    FirstWords,
+    Prior,
+    features_of,
+    order_by,
+    rocchio_feedback,
+)
+from services.index.values import FEATURES, Explanation, SearchHits
 
 
 def test_scores_that_are_equal_as_they_are_told_stand_by_their_ordinals() -> None:
@@ -32,3 +45,36 @@ def test_of_many_hypotheses_the_nearest_count_for_the_prior_and_nearer_ones_come
     assert [similarity for _, similarity in near] == sorted((one for _, one in near), reverse=True)
     bonus = prior.bonus(near, np.arange(number))
     assert (bonus[0], bonus[1], bonus[NEAREST] > 0, bonus[NEAREST + 1 :].any()) == (0, 1, True, False)
+
+
+@pytest.mark.parametrize(("kind", "given", "temperature"), [("others", 20, 0.08), ("many", 40, 0.3)])
+def test_the_first_twenty_or_forty_premises_alone_count_as_given(kind: str, given: int, temperature: float) -> None:
+    rows = np.random.default_rng(5).normal(size=(43, 16)).astype(np.float32)
+    query, *vectors = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    scores = np.linspace(1, 0.9, 42, dtype=np.float32)
+    first = SearchHits(np.arange(42), scores)
+    found = features_of(first, None, query, np.array(vectors), WIDE_DEPTH)[41, FEATURES.index(f"vectors_given_{kind}")]
+    left = query - EXPLAINED * np.array(vectors[:given])
+    cosines = (left @ vectors[41]) / np.linalg.norm(left, axis=1)
+    weights = np.exp((scores[:given].astype(np.float64) - 1) / temperature)
+    np.testing.assert_allclose(found, np.average(cosines, weights=weights), rtol=1e-5)
+
+
+def test_the_share_of_a_premise_is_of_all_its_words_however_frequent_they_are() -> None:
+    lexical = LexicalIndex.of(["ice melts"] * 9 + ["ice"])
+    first = SearchHits(np.array([0, 9]), np.array([1.0, 0.5], np.float32))
+    words = FirstWords(lexical.terms("ice"), first, lexical, None, DEPTH)
+    found = features_of(first, words, np.ones(2, np.float32), np.eye(2, dtype=np.float32), DEPTH)
+    rare = lexical.rarity[lexical.row(0)[0]]
+    assert rare.sum() < 1, "both words stand in nearly all"
+    ice = float(lexical.rarity[lexical.terms("ice").ids[0]])
+    np.testing.assert_allclose(found[:, FEATURES.index("premise_covered")], [ice / rare.sum(), 1], rtol=1e-5)
+
+
+def test_a_follower_as_good_as_the_least_stays_behind_what_is_ordered_anew() -> None:
+    first = SearchHits(np.array([1, 3, 2, 0]), np.array([1.0, 0.9, 0.5, 0.5], np.float32))
+    features = np.zeros((3, len(FEATURES)))
+    features[:, 0] = [0.0, 1.0, 2.0]
+    ordered = order_by(first, features, {"first": 1.0}, 4)
+    assert (ordered.ordinals.tolist(), ordered.scores.tolist()) == ([2, 3, 1, 0], [1.0, 0.75, 0.5, 0.5])
+    assert order_by(first, features, {"first": 1.0}, 3).ordinals.tolist() == [2, 3, 1]

@@ -11,7 +11,7 @@ from aeenc.v1 import encoder_pb2
 from services.corpus.generation import open_generation
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.ranking.fusion import fuse
-from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, facts, raises, vector_of
 
 
 @pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
@@ -22,23 +22,6 @@ async def test_words_find_premises_with_the_encoder_away(built, encoder, mode):
     assert found[0][0].score > 0
     assert found[1] == [], "no premise shares a word with it"
     assert (found.model_version, bool(found.generation)) == ("", True)
-
-
-@pytest.mark.parametrize("mode", ["lexical", "iterative_lexical", "hybrid"])
-async def test_every_mode_honours_self_filters_and_exclusion(index, mode):
-    texts = [f"iron fact number n{n:02}" for n in range(20)]
-    splits = [["train"], ["dev"], []]
-    await index.client.build("c", [premise(f"p{n}", text, splits=splits[n % 3]) for n, text in enumerate(texts)])
-
-    async def ids(**options) -> list[str]:
-        return [hit.id for hit in (await index.client.retrieve("c", [texts[4]], k=20, mode=mode, **options))[0]]
-
-    assert "p4" not in await ids()
-    assert (await ids(drop_self=False))[0] == "p4"
-    assert len(await ids()) == 19
-    assert set(await ids(splits=["train"])) == {f"p{n}" for n in range(20) if n % 3 != 1}
-    assert not {"p5", "p6"} & set(await ids(exclude=["p5", "p6"]))
-    assert await ids() == await ids()
 
 
 async def test_hybrid_is_the_fusion_of_exact_scores(built):
@@ -56,13 +39,6 @@ async def test_hybrid_is_the_fusion_of_exact_scores(built):
         hits = (await built.client.retrieve("science", [text], k=5, mode="hybrid", fusion=fusion))[0]
         assert [hit.text for hit in hits] == [FACTS[n] for n in expected.ordinals]
         np.testing.assert_allclose([hit.score for hit in hits], expected.scores - 1, atol=1e-5)
-
-
-async def test_a_shorter_list_begins_a_longer_one(index):
-    await index.client.build("c", [premise(f"p{n}", f"iron {n % 13} metal {n % 7} rust {n}") for n in range(200)])
-    for mode in ("lexical", "hybrid", "dense", "iterative_lexical"):
-        long, short = [(await index.client.retrieve("c", ["iron 3 metal 4"], k=k, mode=mode))[0] for k in (100, 10)]
-        assert long[:10] == short, mode
 
 
 async def test_a_generation_of_before_has_no_words_and_says_so(index, monkeypatch):

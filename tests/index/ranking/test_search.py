@@ -1,10 +1,7 @@
 """Search and Retrieve through the SDK over a socket: right answers, and a message that helps for wrong questions."""
 
-import asyncio
 import time
-from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -14,23 +11,11 @@ from aeenc import errors, vectors
 from aeenc.v1 import encoder_pb2, index_pb2, index_pb2_grpc, types_pb2
 from services.corpus.generation import Premises
 from support.waiting import until
-from support.worlds.index_world import DIM, FACTS, SPACE, VERSION, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 
 def query(text: str) -> np.ndarray:
     return vector_of(text)[None, :]
-
-
-async def test_a_corpus_is_built_searched_and_retrieved_from(index):
-    generation = await index.client.build("science", facts())
-    assert generation.active
-    found = await index.client.search("science", query(FACTS[6]), space_id=SPACE, k=3)
-    assert found.ids[0][0] == "f6"
-    assert found.scores[0][0] == pytest.approx(1.0, abs=1e-6)
-    assert (found.generation, found.space_id, found.exact) == (generation.id, SPACE, True)
-    retrieved = await index.client.retrieve("science", ["what melts ice", "what is iron"], k=2)
-    assert [hits[0].text for hits in retrieved] == ["heat melts ice", "iron is a kind of metal"]
-    assert (retrieved.model_version, retrieved.generation) == (VERSION, generation.id)
 
 
 async def test_a_search_tells_its_times_where_it_is_asked_to(index):
@@ -49,38 +34,6 @@ async def test_a_search_tells_its_times_where_it_is_asked_to(index):
     assert timed.timings.queue + timed.timings.compute <= timed.timings.total <= timedelta(seconds=elapsed_s)
     assert timed.timings.compute.total_seconds() > 0
     assert timed.ids == silent.ids
-
-
-async def test_answers_over_the_wire_equal_a_brute_force_whatever_the_batch(index):
-    await index.client.build("science", [premise(f"p{n}", f"fact {n % 40} about {n % 7} of {n}") for n in range(300)])
-    matrix = np.stack([vector_of(f"fact {n % 40} about {n % 7} of {n}") for n in range(300)])
-
-    async def one(rows: list[int], k: int) -> None:
-        found = await index.client.search("science", matrix[rows], space_id=SPACE, k=k)
-        for row, ids, scores in zip(rows, found.ids, found.scores, strict=True):
-            exact = np.einsum("ij,j->i", matrix.astype(np.float64), matrix[row].astype(np.float64)).astype(np.float32)
-            order = np.lexsort((np.arange(300), -exact))[:k]
-            assert ids == [f"p{n}" for n in order]
-            assert scores.tobytes() == exact[order].tobytes()
-
-    rng = np.random.default_rng(3)
-    await asyncio.gather(
-        *(
-            one(rng.integers(0, 300, int(rng.choice([1, 1, 5, 70]))).tolist(), int(rng.choice([3, 50])))
-            for _ in range(40)
-        )
-    )
-
-
-async def test_a_premise_does_not_explain_itself_unless_asked_to(index):
-    await index.client.build("science", facts())
-    dropped = await index.client.retrieve("science", [FACTS[0], "a magnet attracts Iron"], k=10)
-    assert FACTS[0] not in [hit.text for hit in dropped[0]]
-    assert len(dropped[0]) == 9
-    assert dropped[1][0].text == FACTS[0], "only exactly the same text is the query's own"
-    assert len(dropped[1]) == 10
-    kept = await index.client.retrieve("science", [FACTS[0]], k=10, drop_self=False)
-    assert kept[0][0].text == FACTS[0]
 
 
 async def test_the_label_is_resolved_in_the_space_of_the_corpus_and_a_choice_is_passed_on(index, encoder):
@@ -113,36 +66,20 @@ async def test_vectors_of_another_space_are_refused_and_both_are_named(index, en
     await raises(errors.SpaceMismatch, index.client.retrieve("science", ["ice"]), "sother", SPACE)
 
 
-async def test_wrong_questions_get_a_status_and_a_message_that_helps_and_the_service_goes_on(index):
-    await index.client.build("science", facts())
-    good = query("ice")
-
-    def search(vectors: np.ndarray = good, corpus: str = "science", k: int = 3, **more: object) -> object:
-        return index.client.search(corpus, vectors, space_id=SPACE, k=k, **more)
-
-    wrong = good.copy()
-    wrong[0, 3] = np.nan
-    await raises(errors.InvalidArgument, search(wrong), "vectors[0]", "NaN")
-    await raises(errors.InvalidArgument, search(np.concatenate([good, good * np.inf])), "vectors[1]")
-    for length in ("3", "1e-30", "1e+30"):
-        await raises(errors.InvalidArgument, search(good * np.float32(length)), "vectors[0]", f"length {length};")
-    await raises(errors.InvalidArgument, search(good[:, :16]), "16 dimensions", f"has {DIM}")
-    await raises(errors.InvalidArgument, search(good[:0]), "vectors", "empty")
-    await raises(errors.TooLarge, search(np.repeat(good, 1025, axis=0)), "1,024")
-    await raises(errors.InvalidArgument, search(k=0), "k", "1 to 1,000")
-    await raises(errors.InvalidArgument, search(k=1001), "k", "1 to 1,000")
-    await raises(errors.NotFound, search(corpus="nonsense"), "nonsense", "science")
-    await raises(errors.NotFound, search(corpus="../science"), "unknown")
-    await raises(errors.NotFound, search(generation="g0"), "g0")
-    await raises(errors.InvalidArgument, search(generation="../../x"), "artifact id")
-    await raises(errors.InvalidArgument, index.client.search("science", good, space_id=""), "space_id")
-    await raises(errors.InvalidArgument, index.client.retrieve("science", []), "texts", "empty")
-    await raises(errors.InvalidArgument, index.client.retrieve("science", ["ice", " "]), "texts[1]", "empty")
-    await raises(errors.TooLarge, index.client.retrieve("science", ["é" * 8193]), "texts[0]", "16,384")
-    await raises(errors.InvalidArgument, index.client.retrieve("science", ["ice"], k=0), "k")
-    await raises(errors.NotFound, index.client.retrieve("nonsense", ["ice"]), "nonsense")
-    await raises(errors.NotFound, index.client.get_premises("science", ["f1", "x1"]), "x1")
-    assert (await search()).ids[0]
+async def test_a_build_asks_the_encoder_for_the_space_that_it_was_given(index, encoder):
+    other = "s00000000000000bb"
+    encoder.servicer.other_spaces = {other}
+    here = await index.client.build("science", facts())
+    there = await index.client.build("science", facts(), space_id=other, activate=False, request_id="once")
+    assert (here.space_id, there.space_id) == (SPACE, other)
+    assert (await index.client.retrieve("science", ["ice"])).generation == here.id
+    await index.client.activate("science", there.id, expected=here.id)
+    found = await index.client.retrieve("science", ["ice"])
+    assert (found.generation, found.space_id) == (there.id, other)
+    assert encoder.servicer.requests[-1].space_id == other, "the text is encoded where the premises are"
+    copied = [one async for one in index.client.list_premises("science", generation=here.id)]
+    again = await index.client.build("science", copied, space_id=other, activate=False)
+    assert again.id == there.id, "a listing builds the same generation again"
 
 
 @pytest.mark.parametrize("field", ["mode", "truncate", "precision", "fusion.method"])
@@ -162,25 +99,6 @@ async def test_an_answer_over_the_size_of_a_call_is_refused(serve):
         await raises(errors.TooLarge, index.client.retrieve("science", ["fact"], k=60), "20,000", "smaller k")
         listed = [one.id async for one in index.client.list_premises("science")]
         assert listed == [f"p{n}" for n in range(60)], "a page is cut to what fits"
-
-
-@pytest.mark.parametrize("ask", ["search", "retrieve"])
-async def test_an_answer_that_cannot_fit_is_refused_before_anything_is_ranked(index, encoder, ask: str):
-    async def ranked(*_args, **_options):
-        raise AssertionError("it was ranked")
-
-    await index.client.build("science", [premise(f"p{n}", f"fact {n}") for n in range(40)])
-    public = next(one for _, one in index.server._servicers if hasattr(one, "_retrieval"))
-    public._retrieval._limits = replace(public._retrieval._limits, message_bytes=20_000)
-    calls = {
-        "search": lambda count: index.client.search(
-            "science", np.repeat(query(FACTS[0]), count, 0), space_id=SPACE, k=1000
-        ),
-        "retrieve": lambda count: index.client.retrieve("science", ["fact"] * count, k=1000, mode="lexical"),
-    }
-    assert await calls[ask](2)
-    public._retrieval._stages = SimpleNamespace(search=ranked, answer=ranked)
-    await raises(errors.TooLarge, calls[ask](100), "4,000 hits", "at most", "smaller k")
 
 
 async def test_premises_are_not_collected_beyond_what_an_answer_holds(index, monkeypatch):
@@ -219,13 +137,3 @@ async def test_the_encoders_refusal_reaches_the_caller_and_the_state_recovers(in
     encoder.servicer.fail = None
     await index.client.retrieve("science", ["ice"])
     await until(lambda: index.server.readiness.state == "SERVING")
-
-
-async def test_premises_are_looked_up_by_id_and_alias_and_listed_in_order(index):
-    await index.client.build("science", [*facts(), premise("copy", FACTS[2], ["train"])])
-    found = await index.client.get_premises("science", ["copy", "f0"])
-    assert [(one.id, list(one.aliases), list(one.splits)) for one in found] == [
-        ("f2", ["copy"], ["train"]),
-        ("f0", [], []),
-    ]
-    assert [one.text async for one in index.client.list_premises("science")] == FACTS

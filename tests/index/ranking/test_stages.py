@@ -12,17 +12,15 @@ import grpc
 import numpy as np
 import pytest
 
-from aeenc import Fusion, errors, values
+from aeenc import errors, values
 from aeenc.calls.encoding import Scored
-from aeenc.v1 import encoder_pb2
-from services.corpus.generation import open_generation
 from services.index.dense.exact import FlatIndex
 from services.index.lexical.bm25 import LexicalIndex
 from services.index.ranking import alone, stages
 from services.index.ranking.encoding import TOGETHER, WINDOW, Reranker
-from services.index.ranking.fusion import Prior, fuse
+from services.index.ranking.fusion import Prior
 from services.index.values import ALL as ANY
-from services.index.values import DEFAULT_PARAMS, Explanation, Scope, SearchHits, TextQuery, Timings
+from services.index.values import DEFAULT_PARAMS, Scope, SearchHits, TextQuery, Timings
 from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
 
 EXPLAINED = [
@@ -31,103 +29,6 @@ EXPLAINED = [
     ("frogs hunt insects", ["f8"]),
 ]
 ALL = np.arange(10)
-
-
-@pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
-async def test_what_accepted_premises_leave_unexplained_is_looked_for(built, mode):
-    text = "a magnet pulls something that conducts electricity"
-    alone, conditioned = [
-        [hit.text for hit in (await built.client.retrieve("science", [text], k=4, mode=mode, accepted=accepted))[0]]
-        for accepted in ([], [["f0", "f0"]])
-    ]
-    assert "a magnet attracts iron" in alone
-    assert "a magnet attracts iron" not in conditioned
-    assert conditioned[:2] == ["metal conducts electricity", "iron is a kind of metal"], "both words are still open"
-
-
-async def test_a_conditioned_query_is_encoded_with_what_was_accepted_and_loses_half_of_it(built, encoder):
-    text = "what pulls nails"
-    found = (await built.client.retrieve("science", [text, text], k=8, accepted=[["f0", "f3"], []]))[0]
-    joined = f"{text} {FACTS[0]} {FACTS[3]}"
-    assert list(encoder.servicer.requests[-1].texts) == [joined, text]
-    query = vector_of(joined, encoder_pb2.ROLE_QUERY) - 0.5 * (vector_of(FACTS[0]) + vector_of(FACTS[3])) / 2
-    cosines = np.array([vector_of(fact) for fact in FACTS]) @ (query / np.linalg.norm(query))
-    cosines[[0, 3]] = -1
-    expected = np.argsort(-cosines, kind="stable")[:8]
-    assert [hit.id for hit in found] == [f"f{n}" for n in expected]
-    np.testing.assert_allclose([hit.score for hit in found], cosines[expected], atol=1e-6)
-
-
-@pytest.mark.parametrize("k", [1, 8])
-async def test_negative_feedback_ranks_again_without_what_the_five_best_share(built, encoder, k):
-    texts = ["what pulls nails", "ice"]
-    before = len(encoder.servicer.requests)
-    found = (await built.client.retrieve("science", texts, k=k, negative_feedback=0.4)).results
-    assert len(encoder.servicer.requests) == before + 1, "the second ranking encodes nothing"
-    premises = np.array([vector_of(fact) for fact in FACTS])
-    for text, hits in zip(texts, found, strict=True):
-        query = vector_of(text, encoder_pb2.ROLE_QUERY)
-        first = np.argsort(-(premises @ query), kind="stable")[:5]
-        query = query - 0.4 * premises[first].mean(axis=0)
-        cosines = premises @ (query / np.linalg.norm(query))
-        expected = np.argsort(-cosines, kind="stable")[:k]
-        assert [hit.id for hit in hits] == [f"f{n}" for n in expected]
-        np.testing.assert_allclose([hit.score for hit in hits], cosines[expected], atol=1e-6)
-
-
-async def test_negative_feedback_looks_at_the_ranking_that_words_and_prior_made(built):
-    explained = [("metal conducts heat", ["f9"])]
-    await built.client.put_explanations("science", explained)
-    text, words = "metal conducts electricity and heat", {"mode": "hybrid", "fusion": Fusion(lexical_weight=0.5)}
-    options = {**words, "prior": 0.5}
-    first, without_prior, dense = [
-        (await built.client.retrieve("science", [text], k=5, **given))[0] for given in (options, words, {})
-    ]
-    assert len({frozenset(hit.id for hit in hits) for hits in (first, without_prior, dense)}) == 3
-    query = vector_of(text, encoder_pb2.ROLE_QUERY)
-    query = query - 0.6 * np.mean([vector_of(hit.text) for hit in first], axis=0)
-    query /= np.linalg.norm(query)
-    found = (await built.client.retrieve("science", [text], k=10, negative_feedback=0.6, **options))[0]
-    served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
-    lexical = LexicalIndex.of(FACTS[:10])
-    fused = fuse(served.vectors @ query, lexical.scores(lexical.terms(text)), 0.5)
-    prior = Prior.over([Explanation(one, tuple(ids)) for one, ids in explained], served.ordinal_by_id)
-    bonus = prior.bonus(prior.nearest(text), ALL)
-    expected = 0.5 * (fused - fused.min()) / np.ptp(fused) + 0.5 * bonus
-    assert [hit.id for hit in found] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
-
-
-async def test_each_text_has_accepted_premises_of_its_own(built):
-    found = await built.client.retrieve("science", ["ice", "ice"], k=10, accepted=[["f5"], ["f6", "f0"]])
-    assert {hit.id for hit in found[0]} == {f"f{n}" for n in range(10)} - {"f5"}
-    assert {hit.id for hit in found[1]} == {f"f{n}" for n in range(10)} - {"f6", "f0"}
-
-
-async def test_the_prior_lifts_what_explained_similar_hypotheses(built):
-    assert await built.client.put_explanations("science", EXPLAINED) == 3
-    text = "an iron nail is pulled by a magnet"
-    plain = (await built.client.retrieve("science", [text], k=10))[0]
-    lifted = (await built.client.retrieve("science", [text], k=10, prior=0.9))[0]
-    assert {hit.id for hit in plain} == {hit.id for hit in lifted}
-    assert lifted[0].id == "f1", "both similar hypotheses were explained by it"
-    served = open_generation(built.store, "science", (await anext(built.client.list_corpora())).active.id)
-    prior = Prior.over([Explanation(one, tuple(ids)) for one, ids in EXPLAINED], served.ordinal_by_id)
-    near = prior.nearest(text)
-    bonus = prior.bonus(near, ALL)
-    cosines = served.vectors @ vector_of(text, encoder_pb2.ROLE_QUERY)
-    expected = 0.1 * (cosines - cosines.min()) / np.ptp(cosines) + 0.9 * bonus
-    assert [hit.id for hit in lifted] == [f"f{n}" for n in np.argsort(-expected, kind="stable")]
-    np.testing.assert_allclose([hit.score for hit in lifted], sorted(expected, reverse=True), atol=1e-5)
-    assert (bonus.max(), bonus[8]) == (1.0, 0.0)
-    assert prior.bonus(near, ALL[2:]).tolist() == bonus[2:].tolist(), "a bonus does not depend on the pool"
-
-
-async def test_the_prior_never_learns_from_the_query_itself(built):
-    await built.client.put_explanations("science", [("Frogs hunt  insects.", ["f3"])])
-    for text in ("Frogs hunt  insects.", "frogs hunt insects"):
-        plain, lifted = [(await built.client.retrieve("science", [text], k=10, prior=share))[0] for share in (0, 0.9)]
-        assert [hit.id for hit in lifted] == [hit.id for hit in plain]
-    assert (await built.client.retrieve("science", ["a frog hunts insects"], prior=0.9))[0][0].id == "f3"
 
 
 async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):
@@ -321,18 +222,6 @@ async def test_two_rankings_of_a_text_share_what_no_vector_changes(
     await index.client.retrieve("science", ["iron", "ice"], mode="hybrid", prior=0.2, negative_feedback=0.3)
     # the hypotheses nearest to a text are found by words, too
     assert (counted.count("nearest"), counted.count("scores") - 2) == (2, 2 if kept else 4)
-
-
-async def test_a_limit_of_the_operator_changes_no_ranking(serve) -> None:
-    answers = []
-    for k_max in (1000, 4):
-        async with serve(k_max=k_max) as index:
-            await index.client.build("science", facts())
-            await index.client.put_explanations("science", [(FACTS[0], ["f1"])], replace=True)
-            for more in ({}, {"prior": 0.3}, {"negative_feedback": 0.4}):
-                found = await index.client.retrieve("science", ["iron", "ice"], k=4, mode="hybrid", **more)
-                answers.append([[(hit.id, hit.score) for hit in hits] for hits in found])
-    assert answers[:3] == answers[3:]
 
 
 class Slices(FlatIndex):

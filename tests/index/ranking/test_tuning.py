@@ -18,7 +18,7 @@ from services.index.ranking.fusion import Prior
 from services.index.ranking.stages import Call, Stages
 from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, SearchHits
 from services.tuning import retrieval as tuning
-from services.tuning.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, reranked
+from services.tuning.out_of_fold import RERANKED, HeldOut, OutOfFold, Weights, drawn, fit, reranked
 from services.tuning.retrieval import (
     PUBLISHED,
     RERANK_WEIGHTS,
@@ -308,3 +308,31 @@ def test_queries_are_encoded_in_float32_and_premises_as_their_space_says(role: s
     client: Any = SimpleNamespace(encoder=SimpleNamespace(encode_all=encode_all))
     assert encoded(client, TEXTS, role=role).shape == (3, 2)
     assert [options["precision"] for options in asked] == [precision]
+
+
+def test_the_weights_fitted_are_those_of_the_highest_likelihood() -> None:
+    generator = np.random.default_rng(5)
+    rows = generator.normal(size=(60, 8, len(FEATURES)))
+    hidden = np.linspace(-1, 1, len(FEATURES))
+    gold = np.zeros((60, 8), bool)
+    gold[np.arange(60), (rows @ hidden + generator.gumbel(size=(60, 8))).argmax(axis=1)] = True
+    found = fit(list(zip(rows, gold, strict=True)))
+    weights = np.array([found[name] for name in FEATURES])
+    assert np.corrcoef(weights, hidden)[0, 1] > 0.9
+
+    def likelihood(tried: np.ndarray) -> float:
+        sums = rows @ tried
+        scaled = tried * (rows - rows.mean(axis=1, keepdims=True)).std(axis=(0, 1))
+        return float(np.mean(sums[gold] - np.log(np.exp(sums).sum(axis=1)))) - 1e-3 * float(scaled @ scaled)
+
+    for n in range(len(FEATURES)):
+        for step in (-0.02, 0.02):
+            assert likelihood(weights + step * np.eye(len(FEATURES))[n]) < likelihood(weights)
+
+
+def test_weights_of_some_features_are_fitted_without_the_others() -> None:
+    rows = np.random.default_rng(5).normal(size=(40, 8, len(FEATURES)))
+    gold = rows[..., FEATURES.index("rank")] == rows[..., FEATURES.index("rank")].max(axis=1, keepdims=True)
+    found = fit(list(zip(rows, gold, strict=True)), VECTOR_FEATURES)
+    assert tuple(found) == VECTOR_FEATURES
+    assert found["rank"] > 10 * abs(found["first"])

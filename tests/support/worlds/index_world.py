@@ -9,12 +9,14 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from aeenc import errors, vectors
 from aeenc.transport import status
@@ -32,11 +34,16 @@ def vector_of(text: str, role: int = encoder_pb2.ROLE_PREMISE) -> np.ndarray:
     """A unit vector that depends on the text's words; a query's differs a little from a premise's of the same text."""
     total = np.zeros(DIM)
     for word in re.findall(r"\w+", text.lower()) or [text]:
-        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
-        total += np.random.default_rng(seed).normal(size=DIM)
+        total += _of_word(word)
     if role == encoder_pb2.ROLE_QUERY:
         total[0] += 0.01
     return (total / np.linalg.norm(total)).astype(np.float32)
+
+
+@cache
+def _of_word(word: str) -> NDArray[np.float64]:
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
+    return np.random.default_rng(seed).normal(size=DIM)
 
 
 class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
