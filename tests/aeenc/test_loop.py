@@ -113,13 +113,6 @@ async def test_patience_bears_with_rounds_that_lift_nothing(world: World):
     assert len((await world.go(patience=0)).rounds) == 5
 
 
-async def test_a_loop_that_has_ended_goes_on_with_more_rounds(world: World):
-    await world.go(rounds=2)
-    journal = await world.go(rounds=3)
-    assert [one.version for one in journal.rounds] == ["q0", "q1", "q2", "q3"]
-    assert journal.ended == "all 3 rounds are done"
-
-
 async def test_a_loop_that_goes_on_tells_why_it_has_ended_by_now(world: World):
     world.services.maps = [0.5, 0.4, 0.6, 0.3, 0.2]
     assert (await world.go(rounds=1)).ended == "all 1 rounds are done"

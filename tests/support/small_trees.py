@@ -10,6 +10,13 @@ def record(name: str, hypothesis: str, context: str, proof: str) -> dict[str, st
     return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof, "question": "", "answer": ""}
 
 
+def of_one_step(name: str, hypothesis: str, *leaves: str) -> dict[str, str]:
+    """A tree in which all leaves together explain the hypothesis."""
+    labels = [f"sent{n}" for n in range(1, len(leaves) + 1)]
+    context = " ".join(f"{label}: {leaf}" for label, leaf in zip(labels, leaves, strict=True))
+    return record(name, hypothesis, context, " & ".join(labels) + " -> hypothesis; ")
+
+
 TRAIN = (
     record(
         "one",
@@ -17,9 +24,9 @@ TRAIN = (
         "sent1: iron is magnetic sent2: a magnet pulls iron sent3: a nail is iron",
         "sent1 & sent2 -> int1: the magnet pulls the nail; int1 & sent3 -> hypothesis; ",
     ),
-    record("two", "the nail moves", "sent1: forces move things", "sent1 -> hypothesis; "),
+    of_one_step("two", "the nail moves", "forces move things"),
 )
-DEV = (record("three", "ice floats", "sent1: ice is light", "sent1 -> hypothesis; "),)
+DEV = (of_one_step("three", "ice floats", "ice is light"),)
 
 
 def write_small_trees(folder: Path, *more: dict[str, str]) -> Path:

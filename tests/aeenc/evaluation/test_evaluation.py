@@ -215,13 +215,6 @@ def test_runs_of_other_queries_than_the_qrels_are_refused(tmp_path: Path):
     assert "answers no query" in ended.stderr
 
 
-def test_fusion_orders_by_the_sum_of_ranks_and_ties_by_the_first_run():
-    first = {"q": {"a": 1, "b": 2, "c": 3, "d": 4}}
-    second = {"q": {"c": 1, "b": 2, "a": 3, "e": 4}}
-    assert fuse([first, second]) == {"q": [("a", 4), ("b", 4), ("c", 4), ("d", 9), ("e", 9)]}
-    assert [name for name, _ in fuse([second, first])["q"]] == ["c", "b", "a", "e", "d"]
-
-
 def test_fused_runs_are_those_of_a_naive_sum(tmp_path: Path):
     paths = []
     for seed in (5, 6, 7):

@@ -11,15 +11,14 @@ import pytest
 from aeenc.evaluation.faults import Fault, faults_of
 from aeenc.trees.dataset import FACTS_FILE
 from support.real_data import ENTAILMENTBANK, without_test
+from support.small_trees import of_one_step
 
 FACTS = {"f1": "ice is a solid", "f2": "heat melts solids", "f3": "birds have wings", "f4": "wings lift"}
 TRAIN, DEV = Path("dataset/task_1/train.jsonl"), Path("dataset/task_1/dev.jsonl")
 
 
-def _record(name: str, hypothesis: str, *leaves: str) -> str:
-    context = " ".join(f"sent{n}: {leaf}" for n, leaf in enumerate(leaves, start=1))
-    proof = " & ".join(f"sent{n}" for n in range(1, len(leaves) + 1)) + " -> hypothesis; "
-    return json.dumps({"id": name, "hypothesis": hypothesis, "context": context, "proof": proof}) + "\n"
+def _record(*texts: str) -> str:
+    return json.dumps(of_one_step(*texts)) + "\n"
 
 
 ICE = _record("a", "ice melts", "ice is a solid", "heat melts solids")

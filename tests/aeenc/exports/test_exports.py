@@ -209,20 +209,7 @@ def test_beir_has_the_whole_corpus_and_only_what_was_judged(tmp_path: Path):
     texts = {line["_id"]: line["text"] for line in lines(tmp_path / "beir" / "corpus.jsonl")}
     assert written.premises == len(texts)
     assert {"id-a", "id-x", "id-unjudged", "id-b", "id-y"} <= texts.keys()
-    queries = {line["_id"]: line["text"] for line in lines(tmp_path / "beir" / "queries.jsonl")}
-    header, *rows = (tmp_path / "beir" / "qrels" / "train.tsv").read_text().splitlines()
-    assert header == "query-id\tcorpus-id\tscore"
-    found = {(queries[q], texts[c], int(score)) for q, c, score in (row.split("\t") for row in rows)}
-    assert found == {
-        ("q1", "a", 1),
-        ("q1", "b", 1),
-        ("q1", "imported", 1),
-        ("q1", "x", 0),
-        ("q1", "y", 0),
-        ("q1", "odd", 0),
-        ("q2", "a", 1),
-        ("q3", "x", 0),
-    }
+    assert read_as_beir_does(tmp_path / "beir", "train")["q3"] == {"x": 0}
 
 
 def test_beir_has_the_oracles_grades_where_they_are_asked_for(tmp_path: Path):

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import quote
 
@@ -139,22 +139,50 @@ async def test_a_method_that_the_server_does_not_know_is_unimplemented() -> None
             await IndexClient(channel).info()
 
 
+STARTING = errors.Unavailable("starting")
+ALWAYS = 100
+
+
 @pytest.mark.parametrize(
-    ("error", "retry"),
+    ("error", "times", "retry", "attempts"),
     [
-        (errors.Unavailable("starting"), True),
-        (errors.Overloaded("full"), True),
-        (errors.Unavailable("the service is starting", retry_after_s=0.2), Retry(away_s=0.05)),
+        pytest.param(STARTING, 3, True, 4, id="unavailable"),
+        pytest.param(errors.Overloaded("full"), 3, True, 4, id="overloaded"),
+        pytest.param(
+            errors.Unavailable("starting", retry_after_s=0.2),
+            3,
+            Retry(away_s=0.05),
+            4,
+            id="one that answers is not away",
+        ),
+        pytest.param(errors.InvalidArgument("no"), ALWAYS, True, 1, id="wrong"),
+        pytest.param(errors.Aborted("no"), ALWAYS, True, 1, id="aborted"),
+        pytest.param(errors.DataLoss("no"), ALWAYS, True, 1, id="data loss"),
+        pytest.param(errors.AeencError("no"), ALWAYS, True, 1, id="a bug"),
+        pytest.param(errors.Overloaded("full", retry_after_s=30), ALWAYS, True, 1, id="a pause beyond the time left"),
+        pytest.param(STARTING, ALWAYS, Retry(attempts=3), 3, id="attempts are counted"),
+        pytest.param(STARTING, ALWAYS, False, 1, id="never"),
     ],
-    ids=["unavailable", "overloaded", "not ready for longer than one that is away is waited for"],
 )
-async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_id(
-    error: errors.AeencError, retry: Retry | bool
+async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_id_and_no_other(
+    error: errors.AeencError, times: int, retry: Retry | bool, attempts: int
 ) -> None:
-    async with served(first(3, error), retry=retry) as (servicer, channel):
-        await EncoderClient(channel).encode(["a"])
-    assert len(servicer.request_ids) == 4
-    assert len(set(servicer.request_ids)) == 1
+    async with served(first(times, error), retry=retry) as (servicer, channel):
+        started = time.monotonic()
+        with nullcontext() if attempts > times else pytest.raises(type(error), match=error.message) as caught:
+            await EncoderClient(channel).encode(["a"])
+        assert time.monotonic() - started < 10
+    assert caught is None or caught.value.retry_after_s == error.retry_after_s
+    assert (len(servicer.request_ids), len(set(servicer.request_ids))) == (attempts, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"attempts": 0}, "attempts: must be at least 1, got 0"), ({"hedge_s": 0.0}, "hedge_s: must be positive, got 0")],
+)
+def test_what_cannot_be_repeated_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=said):
+        Retry(**wrong)
 
 
 async def test_a_call_that_the_server_drops_without_a_word_is_repeated() -> None:
@@ -172,14 +200,6 @@ async def test_a_call_that_the_server_drops_without_a_word_is_repeated() -> None
             await EncoderClient(channel).encode(["a"])
 
 
-@pytest.mark.parametrize("cls", [errors.InvalidArgument, errors.Aborted, errors.DataLoss, errors.AeencError])
-async def test_a_call_that_would_fail_again_is_not_repeated(cls: type[errors.AeencError]) -> None:
-    async with served(first(1, cls("no"))) as (servicer, channel):
-        with pytest.raises(cls):
-            await EncoderClient(channel).encode(["a"])
-    assert len(servicer.request_ids) == 1
-
-
 async def test_repeating_ends_within_the_timeout_with_the_last_error() -> None:
     async with served(lambda _: errors.Unavailable("the service is not ready: no label")) as (servicer, channel):
         await channel.grpc.channel_ready()
@@ -195,16 +215,6 @@ async def test_the_servers_word_on_when_to_come_back_is_followed() -> None:
         started = time.monotonic()
         await EncoderClient(channel).encode(["a"])
         assert time.monotonic() - started > 0.3
-
-
-async def test_a_pause_longer_than_the_time_left_is_not_waited_for() -> None:
-    async with served(lambda _: errors.Overloaded("full", retry_after_s=30)) as (servicer, channel):
-        started = time.monotonic()
-        with pytest.raises(errors.Overloaded) as caught:
-            await EncoderClient(channel).encode(["a"])
-        assert time.monotonic() - started < 10
-    assert caught.value.retry_after_s == 30
-    assert len(servicer.request_ids) == 1
 
 
 async def test_a_last_attempt_without_time_does_not_hide_the_refusal_before_it() -> None:
@@ -303,20 +313,6 @@ async def test_a_service_that_is_away_is_named_and_given_up_long_before_the_dead
         await EncoderClient(absent.with_options(retry=PATIENT)).encode(["a"], timeout_s=1.0)
     assert time.monotonic() - started > 0.5, "a patient caller waits for longer, up to a pause before the deadline"
     await absent.close()
-
-
-async def test_attempts_can_be_counted() -> None:
-    async with served(lambda _: errors.Unavailable("starting"), retry=Retry(attempts=3)) as (servicer, channel):
-        with pytest.raises(errors.Unavailable, match="starting"):
-            await EncoderClient(channel).encode(["a"])
-        assert len(servicer.request_ids) == 3
-        with pytest.raises(errors.Unavailable, match="starting"):
-            await EncoderClient(channel.with_options(retry=False)).encode(["a"])
-        assert len(servicer.request_ids) == 4
-    with pytest.raises(errors.InvalidArgument, match="attempts: must be at least 1, got 0"):
-        Retry(attempts=0)
-    with pytest.raises(errors.InvalidArgument, match=r"hedge_s: must be positive, got 0\.0; None sends once"):
-        Retry(hedge_s=0.0)
 
 
 async def test_a_view_of_a_connection_has_its_own_token_and_deadline_and_is_closed_with_it() -> None:

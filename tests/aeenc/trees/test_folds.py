@@ -9,21 +9,15 @@ import pytest
 
 from aeenc.errors import InvalidArgument
 from aeenc.trees import HELD_OUT, Dataset, Tree, folds_of, tree_from_record, unseen_folds, write_folds
-
-
-def _record(name: str, hypothesis: str, *leaves: str) -> dict[str, str]:
-    context = " ".join(f"sent{n}: {leaf}" for n, leaf in enumerate(leaves, start=1))
-    proof = " & ".join(f"sent{n}" for n in range(1, len(leaves) + 1)) + " -> hypothesis; "
-    return {"id": name, "hypothesis": hypothesis, "context": context, "proof": proof}
-
+from support.small_trees import of_one_step
 
 RECORDS = [
-    _record("a", "ice melts", "ice is a solid", "heat melts solids"),
-    _record("b", "snow melts", "snow is a solid", "heat melts solids"),  # shares a fact with a
-    _record("a", "ice melts", "ice is cold", "warmth ends cold"),  # a's hypothesis again
-    _record("c", "rivers rise", "ice melts", "melted ice flows"),  # a's hypothesis is its premise
-    _record("d", "birds fly", "birds have wings", "wings lift"),
-    _record("e", "fish swim", "fish have fins", "fins push"),
+    of_one_step("a", "ice melts", "ice is a solid", "heat melts solids"),
+    of_one_step("b", "snow melts", "snow is a solid", "heat melts solids"),  # shares a fact with a
+    of_one_step("a", "ice melts", "ice is cold", "warmth ends cold"),  # a's hypothesis again
+    of_one_step("c", "rivers rise", "ice melts", "melted ice flows"),  # a's hypothesis is its premise
+    of_one_step("d", "birds fly", "birds have wings", "wings lift"),
+    of_one_step("e", "fish swim", "fish have fins", "fins push"),
 ]
 
 
@@ -36,7 +30,7 @@ def _directory(path: Path) -> Dataset:
         folder = path / "dataset" / task
         folder.mkdir(parents=True)
         (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-        (folder / "dev.jsonl").write_text(json.dumps(_record("f", "salt dissolves", "salt is a solid")) + "\n")
+        (folder / "dev.jsonl").write_text(json.dumps(of_one_step("f", "salt dissolves", "salt is a solid")) + "\n")
     return Dataset.load(path)
 
 
@@ -59,7 +53,7 @@ def test_a_number_of_folds_that_cannot_be_made_is_refused_with_the_groups_there_
 
 def test_a_text_with_line_ends_of_unicode_alone_stays_one_line_of_its_fold(tmp_path: Path) -> None:
     data = _directory(tmp_path / "data")
-    odd = _record("odd", "ice\u2028melts", "ice is\u0085a solid", "heat\u2029melts")
+    odd = of_one_step("odd", "ice\u2028melts", "ice is\u0085a solid", "heat\u2029melts")
     for task in ("task_1", "task_2"):
         with (data.directory / "dataset" / task / "train.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(odd, ensure_ascii=False) + "\n")
