@@ -1,4 +1,4 @@
-"""Calls that change something carry a request id of their own, and the same one when they are repeated."""
+"""What is repeated: calls that change something under one request id, and lists whole, which an iterator is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import grpc
 import pytest
 from google.protobuf import message_factory
 
-from aeenc import Channel, IndexClient, PeopleClient, RegistryClient, SamplerClient, TrainerClient
+from aeenc import Channel, IndexClient, PeopleClient, RegistryClient, SamplerClient, TrainerClient, errors
+from aeenc.trees import Step, Tree
 from aeenc.v1 import index_pb2, people_pb2, registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 from support.worlds.sampler_world import connected
 
@@ -46,13 +47,26 @@ CALLS: dict[str, Callable[[Channel], Awaitable[object]]] = {
     "DeleteLabel": lambda channel: RegistryClient(channel).delete_label("canary"),
     "Rollback": lambda channel: RegistryClient(channel).rollback(),
 }
+GOLD = [("why does ice float?", ["ice is lighter than water"])]
+TREE = Tree("t", "ice floats", {"sent1": "ice is light"}, (Step(("sent1",), "hypothesis", "ice floats"),))
+# What takes a list of any length, and such a list
+LISTED: dict[str, tuple[Callable[[Channel, Any], Awaitable[object]], list[Any]]] = {
+    "hypotheses": (
+        lambda channel, given: SamplerClient(channel).start_run(given, corpus="science", oracle="gold"),
+        [("t", "ice floats")],
+    ),
+    "explanations": (lambda channel, given: IndexClient(channel).put_explanations("science", given), GOLD),
+    "queries": (lambda channel, given: TrainerClient(channel).evaluate("science", given), GOLD),
+    "training": (lambda channel, given: TrainerClient(channel).evaluate("science", GOLD, training=given), GOLD),
+    "trees": (lambda channel, given: TrainerClient(channel).evaluate("science", GOLD, trees=given), [TREE]),
+}
 ELSEWHERE = {"BuildGeneration"}  # test_index.py: it goes on behind what is durable
 
 
 def key_of(request: Any) -> str:
     """What makes a request safe to repeat; empty: nothing."""
     if request.DESCRIPTOR.fields_by_name.get("config"):
-        return str(request.config.idempotency_key)
+        return str(getattr(request.config, "idempotency_key", ""))
     return str(getattr(request, "request_id", "") or getattr(request, "client_seq", ""))
 
 
@@ -61,6 +75,7 @@ class Shaky:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.sent: list[list[Any]] = []  # the messages of each call
 
     def handler(self, service: Any) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -70,14 +85,18 @@ class Shaky:
     def _method(self, method: Any) -> grpc.RpcMethodHandler:
         request, response = (message_factory.GetMessageClass(kind) for kind in (method.input_type, method.output_type))
 
-        async def unary(message: Any, context: Any) -> Any:
-            self.keys.append(key_of(message))
+        async def answer(messages: list[Any], context: Any) -> Any:
+            self.sent.append(messages)
+            self.keys.append(key_of(messages[0]))
             if len(self.keys) == 1:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke before the answer came")
             return response()
 
+        async def unary(message: Any, context: Any) -> Any:
+            return await answer([message], context)
+
         async def streamed(messages: Any, context: Any) -> Any:
-            return await unary(await anext(messages), context)
+            return await answer([message async for message in messages], context)
 
         kind = grpc.stream_unary_rpc_method_handler if method.client_streaming else grpc.unary_unary_rpc_method_handler
         return kind(
@@ -100,11 +119,25 @@ def test_every_rpc_that_takes_a_request_id_is_called_here() -> None:
     assert known == set(CALLS) | ELSEWHERE
 
 
+def register(shaky: Shaky, server: Any) -> None:
+    server.add_generic_rpc_handlers([shaky.handler(service) for service in SERVICES])
+
+
+@pytest.mark.parametrize("name", LISTED)
+async def test_a_call_with_a_list_is_repeated_whole_and_one_with_an_iterator_not_at_all(name: str) -> None:
+    call, given = LISTED[name]
+    async with connected(register, shaky := Shaky()) as channel:
+        await call(channel, given)
+    first, repeated = shaky.sent
+    assert first == repeated
+    async with connected(register, shaky := Shaky()) as channel:
+        with pytest.raises(errors.Unavailable, match="the connection broke"):
+            await call(channel, iter(given))
+    assert len(shaky.sent) == 1
+
+
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_call_that_changes_something_is_repeated_under_the_same_id(name: str) -> None:
-    def register(shaky: Shaky, server: Any) -> None:
-        server.add_generic_rpc_handlers([shaky.handler(service) for service in SERVICES])
-
     shaky = Shaky()
     async with connected(register, shaky) as channel:
         for _ in range(2):

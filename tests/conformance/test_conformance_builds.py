@@ -100,10 +100,11 @@ async def test_a_delta_keeps_the_order_and_leaves_out_what_was_deleted(subject):
     await raises(errors.NotFound, unknown, "g0")
 
 
-async def test_a_retry_with_the_same_request_id_gets_the_finished_generation(subject):
+async def test_a_retry_with_the_same_request_id_gets_the_finished_generation_and_another_build_does_not(subject):
     corpus = subject.corpus()
     first = await subject.index.build(corpus, facts(), request_id="r/1")
     other = await subject.index.build(corpus, facts()[:4], request_id="r/2")
+    await raises(errors.AlreadyExists, subject.index.build(corpus, facts()[:3], request_id="r/2"), "'r/2'", "premises")
     again = await subject.index.build(corpus, facts(), request_id="r/1")
     assert first.id == again.id
     assert first.id != other.id

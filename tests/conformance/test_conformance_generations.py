@@ -117,14 +117,6 @@ async def test_a_held_generation_is_not_deleted_until_its_holders_release_it_or_
     await raises(errors.InvalidArgument, subject.index.hold(corpus, second, "a/b"), "holder", "a/b")
 
 
-async def test_a_corpus_without_an_active_generation_says_so(subject):
-    corpus = subject.corpus()
-    await subject.index.build(corpus, facts(), activate=False)
-    await raises(errors.NotFound, subject.index.retrieve(corpus, [FACTS[0]]), "no active generation")
-    by_name = {one.corpus: one async for one in subject.index.list_corpora()}
-    assert not by_name[corpus].active.id
-
-
 async def test_a_listing_stays_in_its_generation_across_an_activation(subject):
     corpus, first, second = await two_generations(subject)
     page = await subject.unary("ListPremises", index_pb2.ListPremisesRequest(corpus=corpus, page_size=4))
@@ -180,20 +172,16 @@ async def test_a_request_id_makes_activations_and_deletions_safe_to_repeat(subje
     await raises(errors.AlreadyExists, subject.unary("DeleteGeneration", deletion), first, second)
 
 
-async def test_a_finished_build_is_not_returned_for_another_one(subject):
-    corpus = subject.corpus()
-    built = await subject.index.build(corpus, facts(), request_id="r")
-    assert (await subject.index.build(corpus, facts(), request_id="r")).id == built.id
-    await raises(errors.AlreadyExists, subject.index.build(corpus, facts()[:3], request_id="r"), "'r'", "premises")
-
-
 async def test_a_corpus_without_an_active_generation_can_be_deleted_as_a_whole(subject):
     corpus, first, second = await two_generations(subject)
     query = await subject.encode(["ice melts"])
     await raises(errors.Aborted, subject.index.activate(corpus, "", expected=second), first)
     done = await subject.index.activate(corpus, "", expected=first)
     assert (done.active.id, done.previous_generation) == ("", first)
-    await raises(errors.NotFound, subject.index.search(corpus, query, space_id=subject.space_id), corpus)
+    await raises(
+        errors.NotFound, subject.index.search(corpus, query, space_id=subject.space_id), "no active generation"
+    )
+    await raises(errors.NotFound, subject.index.retrieve(corpus, [FACTS[0]]), "no active generation")
     await subject.index.activate(corpus, second, expected="")
     assert (await subject.index.search(corpus, query, space_id=subject.space_id)).generation == second
     await subject.index.delete_corpus(corpus)
