@@ -39,6 +39,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[int]]:
         monkeypatch.setattr(
             QueryEncoder, "hidden", lambda self, ids, mask: taken.append(len(ids)) or hidden(self, ids, mask)
         )
+        objective.batches(np.random.default_rng(1), objective.size)
         objective.loss(encoders, np.arange(objective.size))
         return taken
 

@@ -1,4 +1,4 @@
-"""Vectors of a base model's directory: ours, those of plain transformers, and those of sentence-transformers."""
+"""Vectors of a base model's directory: ours, and those of plain transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.onnx_devices import CPU, Placement
@@ -34,7 +33,7 @@ def ours(directory: Path, texts: list[str] = TEXTS, prefix: str = "", **options:
     return encode(load_encoder(directory, spec), Batches.of(directory, spec, pad_id_of(directory)), texts, prefix)
 
 
-def by_transformers(directory: Path, mode: str) -> Any:
+def by_transformers(directory: Path, mode: str, prefix: str = "") -> Any:
     """TEXTS one by one through plain transformers: no padding, no mask of ours."""
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -42,15 +41,8 @@ def by_transformers(directory: Path, mode: str) -> Any:
     tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModel.from_pretrained(directory).eval()
     pool = {"mean": lambda rows: rows.mean(0), "cls": lambda rows: rows[0], "max": lambda rows: rows.amax(0)}[mode]
     with torch.inference_mode():
-        hidden = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
+        hidden = [model(**tokenizer(prefix + text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
         return torch.stack([torch.nn.functional.normalize(pool(rows), dim=0) for rows in hidden]).numpy()
-
-
-def theirs(directory: Path, texts: list[str] = TEXTS, **options: Any) -> Any:
-    library = pytest.importorskip(
-        "sentence_transformers", reason="pip install sentence-transformers to compare with it"
-    )
-    return library.SentenceTransformer(str(directory), device="cpu").encode(texts, normalize_embeddings=True, **options)
 
 
 def least_cosine(found: Any, expected: Any) -> float:

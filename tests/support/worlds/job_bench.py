@@ -62,8 +62,7 @@ class Checkpoints:
         return SimpleNamespace(space_id="s")
 
     async def serving(self, base_version: str, *, cross_encoders: bool) -> tuple[str, ...]:
-        del base_version, cross_encoders
-        return ()
+        return (base_version or "base", f"cross-encoders: {cross_encoders}")
 
     async def is_intact(self, version: str) -> bool:
         del version

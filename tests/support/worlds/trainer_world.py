@@ -34,11 +34,13 @@ from services.trainer.__main__ import build
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
-from services.trainer.jobs.training_set import JudgedPair
+from services.trainer.jobs.training_set import JudgedPair, Sign
 from services.trainer.models.base_model import FILES
 from services.trainer.settings import TrainerSettings
 from services.trainer.train import loop as training
-from services.trainer.train.job import run_job
+from services.trainer.train.encoder import prepare_torch
+from services.trainer.train.job import load_task, run_job
+from services.trainer.train.ranks import Rank
 from support.made_once import made_once
 from support.models.tiny_base_models import write_tiny_base
 from support.models.tiny_checkpoints import WORDS, TinyCheckpoint
@@ -155,12 +157,17 @@ def corpus(space: Space) -> str:
     return name
 
 
-PAIRS = [JudgedPair(query, f"f{n}", FACTS[n], "POSITIVE", "train") for n, query in enumerate(QUERIES)]
-PAIRS += [
-    JudgedPair(query, f"f{(n + shift) % len(FACTS)}", FACTS[(n + shift) % len(FACTS)], "NEGATIVE", "train")
-    for n, query in enumerate(QUERIES)
-    for shift in (1, 2)
-]
+CLASSES = ("who", "when")
+
+
+def pair_of(number: int, shift: int, sign: Sign = "NEGATIVE") -> JudgedPair:
+    """A query with a fact so far behind its own; every second query is of the same class."""
+    fact, question_class = (number + shift) % len(FACTS), CLASSES[number % 2]
+    return JudgedPair(QUERIES[number], f"f{fact}", FACTS[fact], sign, "train", question_class=question_class)
+
+
+PAIRS = [pair_of(n, 0, "POSITIVE") for n in range(len(QUERIES))]
+PAIRS += [pair_of(n, shift) for n in range(len(QUERIES)) for shift in (1, 2)]
 VALIDATION = [EvaluationQuery(query, (FACTS[n],)) for n, query in enumerate(QUERIES[:8])]
 
 MakeJob = Callable[..., JobFiles]
@@ -190,6 +197,12 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         return files
 
     return make
+
+
+def load(files: JobFiles) -> Any:
+    """What a job trains, with its inputs."""
+    prepare_torch(1)
+    return load_task(files, Rank())
 
 
 @asynccontextmanager

@@ -159,29 +159,6 @@ async def test_only_what_is_accessible_to_a_query_is_ranked_for_it(world: World,
     assert report.strict.map > without.strict.map
 
 
-@pytest.mark.parametrize(
-    ("accessible", "error", "said"),
-    [
-        (Accessible("p 0"), errors.InvalidArgument, "gold premise .* is not accessible"),
-        (Accessible(only_ids=("p 1",)), errors.InvalidArgument, "is not accessible: .* `only_ids`"),
-        (Accessible(only_ids=("p 1",) * 1025), errors.TooLarge, r"queries\[1\].only_ids"),
-        (Accessible("p 999"), errors.NotFound, "'p 999', by which query"),
-    ],
-)
-async def test_gold_that_is_not_accessible_and_unknown_ids_are_refused_by_name(
-    world: World, accessible: Accessible, error: type[errors.AeencError], said: str
-):
-    with pytest.raises(error, match=said):
-        await world.evaluate(GOLD[:3], accessible={QUERIES[1]: accessible})
-    with pytest.raises(errors.InvalidArgument, match="'why', which is none of the queries"):
-        await world.evaluate(GOLD[:3], accessible={"why": accessible})
-    twice = [types_pb2.GoldQuery(text=QUERIES[1], premises=[FACTS[1]], before_id=one) for one in ("p 5", "p 6")]
-    with pytest.raises(errors.InvalidArgument, match="is there twice with other before_id"):
-        await world.evaluate(twice)
-    with pytest.raises(errors.InvalidArgument, match="which go with Evaluate"):
-        await world.trainer.start_job(corpus=world.corpus, data_sets=["rated"], validation=twice[:1])
-
-
 @pytest.mark.parametrize("retrieval", [None, Retrieval("hybrid")])
 async def test_gold_that_says_the_same_as_a_premise_is_that_premise_where_the_corpus_was_folded(
     world: World, retrieval: Retrieval | None
@@ -242,23 +219,18 @@ async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_r
     assert (await world.evaluate()).strict.map > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+async def test_more_than_one_evaluation_ranks_is_refused_while_it_comes(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.trainer.servicer.MAX_QUERIES", 3)
+    monkeypatch.setattr("services.trainer.servicer.MAX_GOLD", 14)
+    large: list[tuple[dict[str, Any], str]] = [
         ({"queries": GOLD[:4]}, "4 queries, .* at most 3"),
         ({"queries": GOLD[:3], "training": GOLD[:1] * 4}, "4 training queries, .* at most 3"),
         ({"queries": GOLD[:3], "trees": [TREE, TREE]}, "4 inner nodes of trees, .* at most 3"),
         ({"queries": GOLD[:3], "training": GOLD[1:3]}, "15 gold premises of queries, .* at most 14"),
-    ],
-    ids=["queries", "training", "trees", "premises"],
-)
-async def test_more_than_one_evaluation_ranks_is_refused_while_it_comes(
-    world: World, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-):
-    monkeypatch.setattr("services.trainer.servicer.MAX_QUERIES", 3)
-    monkeypatch.setattr("services.trainer.servicer.MAX_GOLD", 14)
-    with pytest.raises(errors.TooLarge, match=f"^{said}"):
-        await world.evaluate(**options)
+    ]
+    for options, said in large:
+        with pytest.raises(errors.TooLarge, match=f"^{said}"):
+            await world.evaluate(**options)
 
 
 @pytest.mark.usefixtures("forks")
@@ -361,6 +333,13 @@ async def test_training_queries_and_trees_add_their_parts_of_the_report(world: W
 async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: World):
     tree = Tree("t", "h", {"sent1": "no such fact"}, (Step(("sent1",), "hypothesis", "h"),))
     alone = [(QUERIES[0], (FACTS[0],))]
+    twice = [types_pb2.GoldQuery(text=QUERIES[1], premises=[FACTS[1]], before_id=one) for one in ("p 5", "p 6")]
+    accessible: list[tuple[Accessible, type[errors.AeencError], str]] = [
+        (Accessible("p 0"), errors.InvalidArgument, "gold premise .* is not accessible"),
+        (Accessible(only_ids=("p 1",)), errors.InvalidArgument, "is not accessible: .* `only_ids`"),
+        (Accessible(only_ids=("p 1",) * 1025), errors.TooLarge, r"queries\[1\].only_ids"),
+        (Accessible("p 999"), errors.NotFound, "'p 999', by which query"),
+    ]
     wrong: list[tuple[Any, dict[str, Any], type[errors.AeencError], str]] = [
         (GOLD, {"trees": [tree]}, errors.InvalidArgument, "no such fact"),
         (GOLD, {"trees": [tree], "retrieval": Retrieval(), "conditioned": True}, errors.InvalidArgument, "conditioned"),
@@ -371,10 +350,15 @@ async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: W
         (alone, {"retrieval": Retrieval(rerank=20)}, errors.Unimplemented, "cross-encoder"),
         (alone, {"retrieval": Retrieval(), "version": "qnothing"}, errors.VersionNotLoaded, "qnothing"),
         ([("q", ("no such",))], {"retrieval": Retrieval("lexical")}, errors.InvalidArgument, "no such"),
+        (twice, {}, errors.InvalidArgument, "is there twice with other before_id"),
+        (GOLD, {"accessible": {"why": Accessible("p 47")}}, errors.InvalidArgument, "'why', which is none"),
+        *((GOLD[:3], {"accessible": {QUERIES[1]: only}}, kind, remedy) for only, kind, remedy in accessible),
     ]
     for queries, options, kind, remedy in wrong:
         with pytest.raises(kind, match=remedy):
             await world.evaluate(queries, timeout_s=15, **options)
+    with pytest.raises(errors.InvalidArgument, match="which go with Evaluate"):
+        await world.trainer.start_job(corpus=world.corpus, data_sets=["rated"], validation=twice[:1])
 
 
 async def test_training_goes_without_what_no_part_looks_up_so_that_it_may_be_larger_than_one_evaluation(

@@ -65,38 +65,18 @@ def test_a_name_without_a_value_stops_the_start(setting: str):
         TrainerSettings(**{setting: {"large": " "}})
 
 
-@pytest.mark.parametrize(
-    ("loss", "options"),
-    [
+async def test_options_that_a_loss_has_no_use_for_are_refused_by_name(world: TrainerWorld):
+    needless: list[tuple[str, dict[str, Any]]] = [
         ("full_corpus_softmax", {"targets": "grade_distribution", "candidates": "lexical", "negatives": "none"}),
-        ("full_corpus_softmax", {"base_model": "another"}),
-        ("full_corpus_softmax", {"margin": 0.2, "hard_negatives": 2, "prototypes": 5}),
+        ("full_corpus_softmax", {"base_model": "another", "margin": 0.2, "hard_negatives": 2, "prototypes": 5}),
         ("triplet_margin", {"temperature": 0.2, "refused_weight": 2.5, "hard_negatives": 2, "guide_margin": 0.1}),
         ("multiple_negatives_ranking", {"guide_margin": 0.1, "margin": 0.2, "refused_weight": 2.5}),
         ("nli_classification", {"temperature": 0.2, "margin": 0.2}),
         ("regression", {"batching": "items", "regularization": 0.1, "temperature": 0.2, "margin": 0.2}),
-    ],
-)
-async def test_options_that_a_loss_has_no_use_for_are_refused_by_name(
-    world: TrainerWorld, loss: str, options: dict[str, Any]
-):
-    mode = "cross_encoder" if loss == "regression" else "single"
-    for name, value in options.items():
-        told = f"config.{name}: is {value}, which {loss} has no use for; leave it out"
-        with pytest.raises(errors.InvalidArgument, match=f"(?i){re.escape(told)}"):
-            await world.start(mode=mode, loss=loss, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("fields", "refusal", "told"),
-    [
-        ({"loss": trainer_pb2.LOSS_GIST}, errors.InvalidArgument, "config.loss: is GIST, but mode CROSS_ENCODER"),
-        ({"hard_negatives": 0}, errors.InvalidArgument, "config.hard_negatives: is 0; give 1 to 64"),
-        ({"base_model": "/tmp"}, errors.NotFound, "no base model '/tmp'; AEENC_TRAINER_BASE_MODELS names: another"),
-    ],
-)
-async def test_what_a_cross_encoder_cannot_train_with_is_refused(
-    world: TrainerWorld, fields: dict[str, Any], refusal: type[errors.AeencError], told: str
-):
-    with pytest.raises(refusal, match=told):
-        await world.start(mode=trainer_pb2.MODE_CROSS_ENCODER, **fields)
+    ]
+    for loss, options in needless:
+        mode = "cross_encoder" if loss == "regression" else "single"
+        for name, value in options.items():
+            told = f"config.{name}: is {value}, which {loss} has no use for; leave it out"
+            with pytest.raises(errors.InvalidArgument, match=f"(?i){re.escape(told)}"):
+                await world.start(mode=mode, loss=loss, **{name: value})

@@ -19,8 +19,6 @@ from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.job import Job
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.registry.checkpoints import Checkpoints
-from services.trainer.train import __main__ as child
-from services.trainer.train import job as job_module
 from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, StandInServices, starting
 
@@ -68,15 +66,6 @@ async def test_a_job_whose_process_was_asked_to_end_or_lacked_the_store_goes_on_
     assert (await bench.until("SUCCEEDED")).version == "v1"
     assert "FAILED" not in [job.state async for _, job in bench.store.watch(bench.job.id, 0)]
     assert len(children) == 2
-
-
-def test_a_process_says_that_what_is_away_may_come_back(tmp_path: Path, monkeypatch):
-    def away(_: JobFiles) -> None:
-        raise errors.Unavailable("the bucket does not answer")
-
-    monkeypatch.setattr(job_module, "run_job", away)
-    child._job(JobFiles(tmp_path))
-    assert JobFiles(tmp_path).result() == {"error": "the bucket does not answer", "transient": True}
 
 
 async def test_a_trainer_that_drains_lets_go_of_its_job_and_begins_none(bench: Bench, monkeypatch):
@@ -204,6 +193,7 @@ async def test_inputs_that_are_damaged_before_anything_is_learned_are_written_an
     path.write_bytes(DAMAGE[lost](path.read_bytes()))
     assert await failed_again(bench, monkeypatch) == "as always"
     assert list(files.pairs()) == (BEFORE if lost == "nothing" else SINCE)
+    assert files.plan().serving == ("base", "cross-encoders: False"), "which it measures beside its own version"
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "validation.jsonl"])

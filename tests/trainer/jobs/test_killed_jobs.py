@@ -6,13 +6,12 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.registry.child import MODULE
-from support.worlds.trainer_world import PAIRS, MakeJob, Space
+from support.worlds.trainer_world import MakeJob, Space
 
 JOBS = 3
 MOST_KILLS = 20
@@ -49,7 +48,6 @@ def test_jobs_killed_at_random_moments_end_with_the_same_weights(space: Space, m
         "epochs": 20,
         "regularization": 0.1,
         "means": ComputeOptions(threads=2, int8=False),
-        "pairs": [replace(pair, question_class="who") for pair in PAIRS],  # of which only analogies learn
     }
     whole = make_job(**options)
     begun = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aeenc
-from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient, errors
+from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient
 from aeenc.cli.learning.reports import report_dict
 from aeenc.evaluation import AnswerDataset
 from aeenc.loop import Journal, Loop, LoopPlan, Round
@@ -89,13 +89,6 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
         await until(lambda: encoder.readiness.healthy and index.readiness.healthy)
         await client.index.build(CORPUS, [*PREMISES, ("long", "the sun is a star " * 40)], truncate=True)
         yield World(trainer, RegistryClient(trainer.channel), client.index, space, addresses)
-
-
-async def test_a_job_that_cannot_be_done_in_its_mode_is_refused_at_its_start(world: World):
-    with pytest.raises(errors.InvalidArgument, match=r"FULL_CORPUS_SOFTMAX.*mode SIAMESE trains.*or mode SINGLE"):
-        await world.start(loss=trainer_pb2.LOSS_FULL_CORPUS_SOFTMAX)
-    with pytest.raises(errors.InvalidArgument, match=r"config\.mode: \d+ is unknown to this service"):
-        await world.start(mode=9)
 
 
 @pytest.mark.slow
@@ -195,8 +188,3 @@ async def test_each_round_of_a_dual_loop_starts_from_the_pretrained_encoder_and_
         (tmp_path / "loop.json").write_text(json.dumps({**record, "ended": ""}))
         await asyncio.to_thread(go)
         assert await serves() == (rounds[back].version, rounds[back].report["generation"])
-
-
-async def test_prototypes_out_of_range_are_refused(world: World):
-    with pytest.raises(errors.InvalidArgument, match=r"config.prototypes: is 10001; give 1 to 10000"):
-        await world.start(data_sets=["wikiqa"], split="train", validation=(), loss="analogy", prototypes=10_001)

@@ -128,20 +128,6 @@ async def test_labels_are_listed_page_by_page(world: World):
         await channel.unary(list_labels, registry_pb2.ListLabelsRequest(page_token="nonsense"))
 
 
-async def test_a_repeated_rollback_request_goes_back_once(world: World):
-    good = await world.checkpoint("good", GOOD)
-    await world.registry.publish(good)
-    stub = registry_pb2_grpc.RegistryAdminServiceStub(world.registry.channel.grpc)
-    request = registry_pb2.RollbackRequest(request_id="once")
-    for _ in range(2):
-        assert (await stub.Rollback(request)).label.versions[0] == world.space.version
-
-
-async def test_a_rollback_with_nothing_before_is_refused(world: World):
-    with pytest.raises(errors.FailedPrecondition, match="has no version before"):
-        await world.registry.rollback()
-
-
 async def test_a_label_that_moved_meanwhile_is_not_moved(world: World):
     good = await world.checkpoint("good", GOOD)
     with pytest.raises(errors.Aborted, match="revision 1"):
@@ -181,20 +167,16 @@ async def test_wrong_names_are_refused_with_a_remedy(world: World):
         (lambda: world.registry.delete_label("nothing"), errors.NotFound, "list the labels"),
         (lambda: world.registry.get_rollouts("nothing"), errors.NotFound, "list the labels"),
         (lambda: world.trainer.get_checkpoint("qnothing"), errors.NotFound, "ListCheckpoints"),
+        (world.registry.rollback, errors.FailedPrecondition, "has no version before"),
+        (
+            lambda: world.registry.rollback(corpus="science", expected_revision=7),
+            errors.InvalidArgument,
+            r"expected_revision: is 7, .*leave it out",
+        ),
     ]
     for call, kind, remedy in calls:
         with pytest.raises(kind, match=remedy):
             await call()
-
-
-async def test_a_publication_waits_until_every_live_encoder_serves_it(world: World):
-    good = await world.checkpoint("good", GOOD)
-    await world.rows.heartbeat("encoder-1")
-    published = await world.registry.publish(good, wait_s=0.3)
-    assert (published.complete, [rollout.ok for rollout in published.rollouts]) == (False, [False])
-    row = RolloutRow("encoder-1", published.label.revision, ok=True, reason="", at=published.label.moved_at)
-    await world.rows.acknowledge(world.space.space_id, "stable", row)
-    assert (await world.registry.publish(good, wait_s=5)).complete
 
 
 async def test_a_canary_gets_its_share_and_keeps_it(world: World):
@@ -242,11 +224,6 @@ async def test_a_canary_among_cross_encoders_has_no_share(world: World):
             await move
     assert [label async for label in world.registry.list_labels(space_id=CROSS_ENCODER)] == []
     assert (await world.registry.publish(version, label="canary", share=0.0)).label.share == 0.0
-
-
-async def test_a_rollback_of_a_corpus_refuses_a_revision_that_it_does_not_compare(world: World):
-    with pytest.raises(errors.InvalidArgument, match=r"expected_revision: is 7, .*leave it out"):
-        await world.registry.rollback(corpus="science", expected_revision=7)
 
 
 async def test_a_publication_that_a_newer_one_overtakes_returns_at_once_and_says_so(world: World):

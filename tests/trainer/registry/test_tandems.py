@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,8 @@ from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
 from services.corpus.generation import VECTORS, folder_of
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
-from services.store.registry import LabelRow, Registry, RolloutRow
 from services.store.requests import Request, Requests
-from services.trainer.registry.rollout import await_all
+from services.trainer.registry import tandems as publication
 from services.trainer.registry.tandems import Tandem, TandemPublisher
 from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import eventually, until
@@ -174,42 +174,26 @@ async def tandem_and_better(world: TandemWorld, pairs: list[TandemCheckpoints]) 
     return await world.tandem(pairs[0]), better
 
 
+@pytest.mark.parametrize("step", ["await_all", "TandemPublisher._activate"])
 async def test_a_tandem_does_not_replace_what_it_was_not_compared_with_unless_forced(
-    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     tandem, better = await tandem_and_better(world, pairs)
-    wait = await_all
+    place, go_on = f"services.trainer.registry.tandems.{step}", attrgetter(step)(publication)
 
-    async def overtaken(rows: Registry, row: LabelRow, timeout_s: float) -> list[RolloutRow]:
-        monkeypatch.setattr("services.trainer.registry.tandems.await_all", wait)
+    async def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(place, go_on)
         assert (await world.registry.publish(better, wait_s=20)).complete
-        return await wait(rows, row, timeout_s)
+        return await go_on(*arguments)
 
-    monkeypatch.setattr("services.trainer.registry.tandems.await_all", overtaken)
+    monkeypatch.setattr(place, overtaken)
     with pytest.raises(errors.Aborted, match=rf"at revision 2 \({better}\), no longer at 1, .*publish it again"):
         await world.registry.publish(tandem.version, wait_s=20)
     await unmoved(world, pairs[0], (better, world.base))
     await world.registry.set_label("stable", world.space.version)
-    monkeypatch.setattr("services.trainer.registry.tandems.await_all", overtaken)
+    monkeypatch.setattr(place, overtaken)
     await world.registry.publish(tandem.version, wait_s=20, force=True)
     assert await world.served() == (tandem.version, tandem.generation)
-
-
-async def test_a_tandem_goes_back_if_a_better_version_is_published_while_it_is_activated(
-    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tandem, better = await tandem_and_better(world, pairs)
-    activate = TandemPublisher._activate
-
-    async def overtaken(self: TandemPublisher, *arguments: str) -> None:
-        monkeypatch.setattr(TandemPublisher, "_activate", activate)
-        assert (await world.registry.publish(better, wait_s=20)).complete
-        await activate(self, *arguments)
-
-    monkeypatch.setattr(TandemPublisher, "_activate", overtaken)
-    with pytest.raises(errors.Aborted, match="publish it again"):
-        await world.registry.publish(tandem.version, wait_s=20)
-    await unmoved(world, pairs[0], (better, world.base))
 
 
 async def test_a_way_back_that_nobody_went_is_refused_and_a_repeated_one_goes_back_once(

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from aeenc.errors import FailedPrecondition
-from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair, TrainingSet
-from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.inputs import EncoderTask, JobInputs
-from services.trainer.train.loop import Learner, Training
 from services.trainer.train.losses import analogy
 from services.trainer.train.objectives import quadruples
-from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, QUERIES, MakeJob, Space, killed_after, result_of
-
-CLASSES = ("who", "when")
-# Two classes of twelve questions; each has one correct answer and two wrong ones.
-QUESTIONS = [
-    JudgedPair(query, "", FACTS[(n + shift) % len(FACTS)], sign, "train", question_class=CLASSES[n % 2])
-    for n, query in enumerate(QUERIES)
-    for shift, sign in ((0, "POSITIVE"), (1, "NEGATIVE"), (2, "NEGATIVE"))
-]
-
-
-def load(files: JobFiles) -> EncoderTask:
-    prepare_torch(1)
-    return EncoderTask(JobInputs.load(files, Rank()))
+from support.worlds.trainer_world import CLASSES, FACTS, PAIRS, QUERIES, MakeJob, load
 
 
 def in_a_loop(margin: float, quadruple: list[list[float]], holds: bool) -> float:
@@ -70,16 +49,6 @@ def test_the_loss_is_the_plain_formula(margin: float):
     assert float(double) == pytest.approx(sum(each) / 50, abs=1e-12)
 
 
-def test_a_shift_of_length_zero_has_no_gradient_that_is_not_finite():
-    vectors = torch.nn.functional.normalize(torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(2)), dim=2)
-    vectors[3, 0] = vectors[1, 0]  # both questions have the same answer
-    vectors.requires_grad_()
-    a, b, c, d = vectors
-    analogy((a, b), (c, d), torch.tensor([True, False]), JobConfig("c", (), margin=0.1)).backward()
-    assert vectors.grad is not None
-    assert torch.isfinite(vectors.grad).all()
-
-
 @pytest.mark.parametrize("zero", ["answers", "questions", "first", "second"])
 def test_a_shift_of_length_zero_has_cosine_zero_and_gives_nobody_a_gradient(zero: str):
     drawn = torch.nn.functional.normalize(torch.randn(4, 1, 8, generator=torch.Generator().manual_seed(2)), dim=2)
@@ -109,11 +78,11 @@ def listed(training_set: TrainingSet, prototypes: int, seed: int) -> list[tuple[
 
 
 def test_quadruples_are_prototypes_times_the_answers_of_other_questions_of_the_class(make_job: MakeJob):
-    training_set = load(make_job(QUESTIONS)).inputs.training_set
+    training_set = load(make_job()).inputs.training_set
     expected = {
         (one.query, one.premise, other.query, other.premise, one.sign == "POSITIVE")
-        for one in QUESTIONS
-        for other in QUESTIONS
+        for one in PAIRS
+        for other in PAIRS
         if other.sign == "POSITIVE" and other.query != one.query and other.question_class == one.question_class
     }
     found = listed(training_set, 1000, 0)
@@ -122,8 +91,8 @@ def test_quadruples_are_prototypes_times_the_answers_of_other_questions_of_the_c
 
 
 def test_so_many_prototypes_of_each_class_are_drawn_by_the_seed(make_job: MakeJob):
-    training_set = load(make_job(QUESTIONS)).inputs.training_set
-    classes = {pair.query: pair.question_class for pair in QUESTIONS}
+    training_set = load(make_job()).inputs.training_set
+    classes = {pair.query: pair.question_class for pair in PAIRS}
     drawn = [{(classes[one[2]], *one[2:4]) for one in listed(training_set, 3, seed)} for seed in (0, 0, 1)]
     assert [sum(one[0] == name for one in drawn[0]) for name in CLASSES] == [3, 3]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -132,85 +101,18 @@ def test_so_many_prototypes_of_each_class_are_drawn_by_the_seed(make_job: MakeJo
 def test_a_question_without_a_class_takes_no_part_and_is_counted(make_job: MakeJob):
     free = [JudgedPair("unclassed", "", FACTS[5], "POSITIVE", "train")]
     alone = [JudgedPair("only one of its class", "", FACTS[6], "POSITIVE", "train", question_class="where")]
-    task = load(make_job([*QUESTIONS, *free, *alone], loss="ANALOGY"))
+    task = load(make_job([*PAIRS, *free, *alone], loss="ANALOGY"))
     asked = {one[0] for one in listed(task.inputs.training_set, 30, 0)}
     assert asked == set(QUERIES)
     assert task.objective().skipped == 2
 
 
 def test_data_without_classes_are_refused_with_the_remedy(make_job: MakeJob):
-    pairs = [JudgedPair(pair.query, "", pair.premise, pair.sign, "train") for pair in QUESTIONS]
+    pairs = [JudgedPair(pair.query, "", pair.premise, pair.sign, "train") for pair in PAIRS]
     with pytest.raises(FailedPrecondition, match="data set of kind analogy"):
         load(make_job(pairs, loss="ANALOGY")).objective()
 
 
 def test_data_without_wrong_answers_are_refused(make_job: MakeJob):
     with pytest.raises(FailedPrecondition, match="no refused pair"):
-        load(make_job([pair for pair in QUESTIONS if pair.sign == "POSITIVE"], loss="ANALOGY"))
-
-
-def test_a_pair_keeps_its_class_in_the_files_of_a_job(make_job: MakeJob):
-    files = make_job(QUESTIONS)
-    assert list(files.pairs()) == QUESTIONS
-
-
-@pytest.mark.parametrize("mode", ["SINGLE", "SIAMESE", "DUAL"])
-@pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
-def test_training_lowers_the_loss(make_job: MakeJob, mode: str, batching: str):
-    files = make_job(
-        QUESTIONS, loss="ANALOGY", mode=mode, batching=batching, prototypes=2, epochs=6, learning_rate=3e-3, margin=0.5
-    )
-    task = load(files)
-    encoders, objective = task.encoders(), task.objective()
-
-    def measured() -> float:
-        for encoder in filter(None, {encoders.query, encoders.premise}):
-            encoder.eval()
-        return float(objective.loss(encoders, np.arange(objective.size)).detach())
-
-    before = measured()
-    Training(task.inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
-    assert measured() < 0.8 * before
-
-
-def test_a_batch_encodes_each_of_its_texts_once(make_job: MakeJob, passes):
-    task = load(make_job(QUESTIONS, loss="ANALOGY", mode="SIAMESE", batching="ITEMS"))
-    assert passes(task) == [len(QUERIES), len({pair.premise for pair in QUESTIONS})]
-
-
-@pytest.mark.parametrize("batching", ["QUERIES", "ITEMS"])
-def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, batching: str):
-    more = [
-        JudgedPair(query, "", FACTS[-1 - shift], "NEGATIVE", "train", question_class=CLASSES[n % 2])
-        for n, query in enumerate(QUERIES[:6])
-        for shift in range(n + 1)
-    ]
-    task = load(make_job([*QUESTIONS, *more], loss="ANALOGY", batching=batching, margin=1.0))
-    encoders, objective = task.encoders(), task.objective()
-    encoders.query.eval()
-    learner, units = Learner(encoders, objective), np.arange(objective.size)
-    gradients = []
-    for parts in ([units], np.array_split(units, 3)):
-        learner.zero_grad()
-        for part in parts:
-            learner(part, units).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in encoders.query.parameters() if p.grad is not None]))
-    scale = float(gradients[0].abs().max())
-    assert scale > 1e-4
-    assert all(torch.allclose(one, other, atol=1e-4 * scale) for one, other in pairwise(gradients))
-
-
-def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Space, make_job: MakeJob):
-    options = {"pairs": QUESTIONS, "loss": "ANALOGY", "mode": "SIAMESE", "batching": "ITEMS", "validation": []}
-    options |= {"epochs": 3, "prototypes": 3, "items_per_epoch": 40, "means": ComputeOptions(threads=2)}
-
-    def trained(files: JobFiles) -> dict[str, Any]:
-        return load_file(space.store.open("checkpoints", result_of(files)["version"]).file("model.safetensors"))
-
-    whole, files = trained(make_job(**options)), make_job(**options)
-    with killed_after(2):
-        trained(files)
-    resumed = trained(files)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    pretrained = load_file(space.store.open("checkpoints", space.version).file("model.safetensors"))
-    assert any(not torch.equal(whole[name], pretrained[name]) for name in whole)
+        load(make_job([pair for pair in PAIRS if pair.sign == "POSITIVE"], loss="ANALOGY"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from dataclasses import asdict, replace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -32,12 +33,12 @@ from services.trainer.train import loop as training
 from services.trainer.train.encoder import QueryEncoder, load_encoder, prepare_torch, tensors_of
 from services.trainer.train.export import checkpoint as export
 from services.trainer.train.export.writer import PROBES
-from services.trainer.train.inputs import EncoderTask, JobInputs
+from services.trainer.train.inputs import JobInputs
 from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import EPOCH_STATE, Diverged, best_weights
+from services.trainer.train.loop import BEST_PREMISES, EPOCH_STATE, Diverged, best_weights
 from services.trainer.train.ranks import Rank
 from support.models.forks import Fork
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after, result_of
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after, result_of
 
 
 def weights_of(space: Space, version: str) -> dict[str, np.ndarray]:
@@ -51,13 +52,14 @@ def run(files: JobFiles) -> str:
 def trained(files: JobFiles) -> dict[str, np.ndarray]:
     """The weights that a job keeps, without the export."""
     prepare_torch(files.plan().means.threads)
-    task = EncoderTask(JobInputs.load(files, Rank()))
+    task = job.load_task(files, Rank())
     train(files, task, task.encoders(), task.objective(), Rank())
     return best_of(files)
 
 
 def best_of(files: JobFiles) -> dict[str, np.ndarray]:
-    return {name: weight.numpy() for name, weight in best_weights(files.directory).items()}
+    of_premises = {f"premises/{name}": one for name, one in best_weights(files.directory, BEST_PREMISES).items()}
+    return {name: one.numpy() for name, one in {**best_weights(files.directory), **of_premises}.items()}
 
 
 @pytest.mark.parametrize(("size", "items", "chosen"), [(50, 0, 12), (3_942, 0, 9), (10**6, 0, 3), (10**6, 4_000, 8)])
@@ -128,19 +130,25 @@ def test_a_second_model_of_an_architecture_is_exported_as_if_it_were_the_first(
 
 
 @pytest.mark.parametrize(
-    "loss", ["FULL_CORPUS_SOFTMAX", "TRIPLET_MARGIN", "GIST", "MULTIPLE_NEGATIVES_RANKING", "NLI_CLASSIFICATION"]
+    ("loss", "mode"),
+    [
+        *((loss, "SINGLE") for loss in ("FULL_CORPUS_SOFTMAX", "GIST", "MULTIPLE_NEGATIVES_RANKING")),
+        ("NLI_CLASSIFICATION", "SINGLE"),
+        *(("TRIPLET_MARGIN", mode) for mode in ("SINGLE", "SIAMESE", "DUAL")),
+        ("ANALOGY", "SIAMESE"),
+        ("REGRESSION", "CROSS_ENCODER"),
+    ],
 )
-def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(space: Space, make_job: MakeJob, loss: str):
-    options = {"epochs": 3, "loss": loss, "regularization": 0.1, "validation": []}  # the last epoch is kept
+def test_a_job_that_was_killed_ends_with_the_same_weights_to_the_bit(make_job: MakeJob, loss: str, mode: str):
+    options = {"epochs": 3, "loss": loss, "mode": mode, "regularization": 0.1, "validation": [], "hard_negatives": 2}
     options |= {"batching": "ITEMS", "items_per_epoch": 40, "accumulation": 2, "means": ComputeOptions(threads=2)}
     whole = trained(make_job(**options))
     files = make_job(**options)
     with killed_after(2):
         trained(files)
-    resumed = trained(files)
+    before, resumed = best_of(files), trained(files)
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
-    pretrained = weights_of(space, space.version)
-    assert any(not np.array_equal(whole[name], pretrained[name]) for name in whole)
+    assert any(not np.array_equal(before[name], resumed[name]) for name in whole), "the last epoch, which is kept"
 
 
 def test_finished_epochs_stay_told_while_a_job_is_loaded_again(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
@@ -281,11 +289,11 @@ def test_a_ranking_loss_that_has_nothing_to_rank_below_a_premise_is_refused(
 ):
     judged = [JudgedPair(query, "", FACTS[fact], "POSITIVE") for query, fact in pairs]
     with pytest.raises(FailedPrecondition) as caught:
-        run_job(make_job(judged, loss=loss, **options))
+        job.load(make_job(judged, loss=loss, **options), Rank())
     assert caught.value.reason == "NO_NEGATIVES"
     assert [word for word in [loss, *words] if word not in str(caught.value)] == [], str(caught.value)
     refused = [*judged, JudgedPair("q", "", FACTS[3], "NEGATIVE")]
-    run_job(make_job(refused, loss=loss, **options))
+    job.load(make_job(refused, loss=loss, **options), Rank())
 
 
 APART = [replace(pair, query=f"{pair.sign} {pair.query}") for pair in PAIRS]
@@ -323,13 +331,6 @@ def test_without_validation_the_last_epoch_is_kept_and_nothing_is_measured(space
     assert not {"metrics.json", "model.int8.onnx", "probes.int8.npy"} & set(artifact.files)
     assert "int8" not in artifact.meta
     assert "int8" not in space.store.open("checkpoints", space.version).meta
-
-
-def test_a_validation_premise_that_is_not_in_the_corpus_is_named(make_job: MakeJob):
-    from aeenc.errors import InvalidArgument
-
-    with pytest.raises(InvalidArgument, match="no such fact"):
-        run_job(make_job(validation=[EvaluationQuery("a query", ("no such fact",))]))
 
 
 def test_the_space_is_another_one_when_anything_that_decides_it_changes(space: Space, tmp_path):
@@ -451,41 +452,42 @@ def test_a_job_that_begins_while_the_volume_is_lost_is_tried_again(space: Space,
         lost.rename(space.store.root)
 
 
-def test_a_lack_of_memory_is_told_with_a_remedy_and_not_as_an_internal_error(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-):
-    files = make_job()
-    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2**50))
-    child._job(files)
-    assert files.result() == {
-        "error": "out of memory; lower the batch size or raise `accumulation`, then start a new job"
-    }
-    monkeypatch.setattr(job, "run_job", lambda _: torch.empty(2) @ torch.empty(3))
-    child._job(files)
-    assert files.result() == {"error": "internal error (RuntimeError); the trainer's log has it"}
+def internal(kind: str) -> dict[str, object]:
+    return {"error": f"internal error ({kind}); the trainer's log has it"}
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("config.json"), DataLoss("no model is there; restore it")])
-def test_a_job_whose_volume_is_lost_meanwhile_is_tried_again(
-    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, error: Exception
+AWAY = {"error": "the bucket is away", "transient": True}
+OUT_OF_MEMORY = {"error": "out of memory; lower the batch size or raise `accumulation`, then start a new job"}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost", "told"),
+    [
+        pytest.param(Unavailable("the bucket is away"), False, AWAY, id="away"),
+        pytest.param(lambda _: torch.empty(2**50), False, OUT_OF_MEMORY, id="memory"),
+        pytest.param(lambda _: torch.empty(2) @ torch.empty(3), False, internal("RuntimeError"), id="bug"),
+        pytest.param(PermissionError("inputs.json"), False, internal("PermissionError"), id="beside the volume"),
+        pytest.param(FileNotFoundError("config.json"), True, {}, id="no file"),
+        pytest.param(DataLoss("no model is there; restore it"), True, {}, id="no model"),
+    ],
+)
+def test_a_job_tells_what_it_failed_of_and_is_tried_again_where_that_may_pass(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, error: Any, is_lost: bool, told: dict[str, object]
 ):
     files, lost = make_job(), space.store.root.with_name("lost")
-
-    def fails(_: JobFiles) -> None:
+    monkeypatch.setattr(job, "run_job", Mock(side_effect=error))
+    if is_lost:
         space.store.root.rename(lost)
-        raise error
-
-    monkeypatch.setattr(job, "run_job", fails)
+        remedy = "is not there any more; mount it again"
+        told = {"error": f"the artifacts directory {space.store.root} {remedy}", "transient": True}
     try:
         child._job(files)
     finally:
-        lost.rename(space.store.root)
-    remedy = "is not there any more; mount it again"
-    assert files.result() == {"error": f"the artifacts directory {space.store.root} {remedy}", "transient": True}
+        if is_lost:
+            lost.rename(space.store.root)
+    assert files.result() == told
 
 
-def test_a_job_that_fails_beside_its_volume_says_so_and_ends(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch):
-    files = make_job()
-    monkeypatch.setattr(job, "run_job", Mock(side_effect=PermissionError("inputs.json")))
-    child._job(files)
-    assert files.result() == {"error": "internal error (PermissionError); the trainer's log has it"}
+def test_without_a_split_a_job_does_not_learn_from_its_validation_queries(make_job: MakeJob):
+    inputs = JobInputs.load(make_job(split=""), Rank())
+    assert inputs.training_set.positives == len(QUERIES) - len(VALIDATION)

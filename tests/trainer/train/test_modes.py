@@ -11,29 +11,17 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
-from aeenc.errors import InvalidArgument
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.onnx_devices import CPU, Placement
-from services.trainer.jobs.files import ComputeOptions, JobFiles
-from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.space import space_id_of
 from services.trainer.train import losses
-from services.trainer.train.encoder import Encoders, prepare_torch, tensors_of
-from services.trainer.train.inputs import EncoderTask, JobInputs
-from services.trainer.train.job import run_job, train
-from services.trainer.train.loop import BEST, BEST_PREMISES, Learner, Training, best_weights
+from services.trainer.train.encoder import Encoders, tensors_of
+from services.trainer.train.loop import Learner
 from services.trainer.train.objectives import classified, ordinals_of
-from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after, result_of
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, load, result_of
 
 PAIRED = ["SIAMESE", "DUAL"]
-NAMES = [name for name, loss in LOSSES.items() if loss.over not in {"corpus", "scores", "quadruples"}]
-
-
-def load(files: JobFiles) -> EncoderTask:
-    prepare_torch(1)
-    return EncoderTask(JobInputs.load(files, Rank()))
 
 
 def test_a_neutral_premise_is_encoded_by_the_encoder_that_learns(make_job: MakeJob):
@@ -77,33 +65,6 @@ def test_inferences_are_regularised_by_the_drift_of_unit_vectors(make_job: MakeJ
 
 
 @pytest.mark.parametrize("mode", PAIRED)
-@pytest.mark.parametrize("loss", NAMES)
-def test_both_sides_learn_and_what_explains_ranks_higher(make_job: MakeJob, loss: str, mode: str):
-    options = {"loss": loss, "batching": "ITEMS", "temperature": 0.1, "learning_rate": 2e-3, "margin": 0.5}
-    files = make_job(epochs=4, mode=mode, **options)
-    task = load(files)
-    encoders, objective = task.encoders(), task.objective()
-
-    def measured() -> tuple[float, float]:
-        for encoder in {encoders.query, encoders.premise}:
-            encoder.eval()
-        objective.batches(np.random.default_rng(1), objective.size)
-        report, _ = task.judged(encoders)
-        assert report is not None
-        return float(objective.loss(encoders, np.arange(objective.size)).detach()), report.strict.map
-
-    corpus_before = task.corpus(encoders)
-    assert np.abs(corpus_before - task.inputs.generation.float32()).max() < 1e-5, "training starts from the space's own"
-    loss_before, map_before = measured()
-    Training(task.inputs.plan, encoders, objective, None, files.directory, lambda step: None).run()
-    loss_after, map_after = measured()
-    assert loss_after < 0.95 * loss_before
-    if loss not in {"PAIRWISE_CONTRASTIVE", "NLI_CLASSIFICATION"}:
-        assert map_after > map_before + 0.05
-    assert np.abs(task.corpus(encoders) - corpus_before).max() > 1e-2, "the premises have moved"
-
-
-@pytest.mark.parametrize("mode", PAIRED)
 def test_gradients_come_from_both_sides(make_job: MakeJob, mode: str):
     task = load(make_job(loss="TRIPLET_MARGIN", mode=mode))
     encoders = task.encoders()
@@ -117,12 +78,6 @@ def test_gradients_come_from_both_sides(make_job: MakeJob, mode: str):
     own = {token for text in task.inputs.batches.ids(FACTS, "") for token in text}
     own -= {token for text in task.inputs.batches.ids(QUERIES, "") for token in text}
     assert float(words[sorted(own)].abs().max()) > 0, "words that stand in premises alone have a gradient"
-
-
-@pytest.mark.parametrize("mode", PAIRED)
-def test_a_batch_encodes_each_of_its_texts_once(make_job: MakeJob, passes, mode: str):
-    task = load(make_job(loss="TRIPLET_MARGIN", mode=mode, batching="ITEMS"))
-    assert passes(task) == [len(QUERIES), len({pair.premise for pair in PAIRS})]
 
 
 @pytest.mark.parametrize("mode", PAIRED)
@@ -161,46 +116,6 @@ def test_a_guide_compares_in_its_own_space_while_premises_are_trained(
 
 
 @pytest.mark.parametrize("mode", PAIRED)
-def test_the_loss_over_the_whole_corpus_is_refused_with_a_remedy(make_job: MakeJob, mode: str):
-    message = rf"FULL_CORPUS_SOFTMAX.*mode {mode} trains.*give MULTIPLE_NEGATIVES_RANKING"
-    with pytest.raises(InvalidArgument, match=message):
-        run_job(make_job(loss="FULL_CORPUS_SOFTMAX", mode=mode))
-
-
-@pytest.mark.parametrize("mode", PAIRED)
-def test_a_job_that_was_killed_ends_with_the_same_weights_of_both_encoders(make_job: MakeJob, mode: str):
-    options: dict[str, Any] = {"epochs": 3, "loss": "TRIPLET_MARGIN", "mode": mode, "regularization": 0.1}
-    options |= {
-        "batching": "ITEMS",
-        "items_per_epoch": 24,
-        "accumulation": 2,
-        "validation": [],
-        "means": ComputeOptions(),
-    }
-    names = [BEST, BEST_PREMISES] if mode == "DUAL" else [BEST]
-
-    def trained(files: JobFiles) -> dict[str, torch.Tensor]:
-        task = load(files)
-        encoders = task.encoders()
-        train(files, task, encoders, task.objective(), Rank())
-        kept = {f"{name}/{key}": value for name in names for key, value in best_weights(files.directory, name).items()}
-        for name, encoder in zip(names, (encoders.query, encoders.premise), strict=False):
-            last = encoder.transformer.state_dict()
-            assert all(torch.equal(kept[f"{name}/{key}"], value) for key, value in last.items()), "the last epoch's"
-        return kept
-
-    whole = trained(make_job(**options))
-    files = make_job(**options)
-    with killed_after(2):
-        trained(files)
-    resumed = trained(files)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    if mode == "DUAL":
-        key = "embeddings.word_embeddings.weight"
-        assert not torch.equal(whole[f"{BEST}/{key}"], whole[f"{BEST_PREMISES}/{key}"])
-
-
-@pytest.mark.parametrize("mode", PAIRED)
 def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(space: Space, make_job: MakeJob, mode: str):
     files = make_job(loss="MULTIPLE_NEGATIVES_RANKING", mode=mode, epochs=2, learning_rate=2e-3)
     result = result_of(files)
@@ -225,11 +140,3 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     assert frozen.strict.map != report.strict.map, "against premises of the old space it is another encoder"
     assert query.meta["lineage"]["mode"] == mode
     assert len(VALIDATION) == len(metrics["after"]["average_precisions"])
-
-
-def test_the_mode_single_trains_no_premise_and_stays_in_its_space(space: Space, make_job: MakeJob):
-    files = make_job(epochs=1)
-    result = result_of(files)
-    assert "premise_version" not in result
-    assert space.store.open("checkpoints", result["version"]).meta["space_id"] == space.space_id
-    assert not best_weights(files.directory, BEST_PREMISES)

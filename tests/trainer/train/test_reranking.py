@@ -16,9 +16,7 @@ from safetensors.torch import load_file
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, Report, evaluate
-from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.jobs.training_set import JudgedPair
-from services.trainer.train import loop as training
 from services.trainer.train import reranking
 from services.trainer.train.encoder import prepare_torch, tensors_of
 from services.trainer.train.inputs import JobInputs
@@ -27,15 +25,11 @@ from services.trainer.train.ranks import Rank
 from services.trainer.train.reranking import RerankingTask
 from services.transformer import load_transformer
 from support.models.tiny_base_models import write_sentence_model
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, killed_after, result_of
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, load, result_of
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4}
 GRADED = [replace(pair, grade=(0.5, 2.0, 6.0)[n % 3] if pair.sign == "POSITIVE" else 0) for n, pair in enumerate(PAIRS)]
-
-
-def load(files: JobFiles) -> RerankingTask:
-    prepare_torch(1)
-    return RerankingTask(JobInputs.load(files, Rank()))
+DISTRIBUTION = {**CROSS, "targets": "GRADE_DISTRIBUTION", "pairs": GRADED}
 
 
 def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(make_job: MakeJob, space: Space):
@@ -55,11 +49,21 @@ def test_a_job_leaves_a_cross_encoder_that_orders_better_than_the_first_ranking(
     assert artifact.meta["validation_map"] == pytest.approx(after, abs=1e-6)
 
 
-@pytest.mark.parametrize("base_model", ["", "mpnet"])
-def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: Space, tmp_path: Path, base_model: str):
+@pytest.mark.parametrize(
+    ("options", "base_model", "told"),
+    [
+        ({}, "", {"model_type": "bert"}),
+        ({}, "mpnet", {"model_type": "mpnet"}),
+        (DISTRIBUTION, "", {"id2label": {"0": "0.0", "1": "0.5", "2": "2.0", "3": "6.0"}}),
+    ],
+    ids=["scores", "another base model", "distribution"],
+)
+def test_what_is_published_scores_as_what_was_trained(
+    make_job: MakeJob, space: Space, tmp_path: Path, options: dict[str, Any], base_model: str, told: dict[str, Any]
+):
     import onnxruntime
 
-    files = make_job(epochs=1, **CROSS)
+    files = make_job(epochs=1, **{**CROSS, **options})
     if base_model:  # of another architecture than the encoder whose rankings it re-ranks
         files.write_plan(replace(files.plan(), base_model=str(write_sentence_model(tmp_path / "base", base_model))))
     prepare_torch(1)
@@ -73,19 +77,7 @@ def test_what_is_published_scores_as_what_was_trained(make_job: MakeJob, space: 
     session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
     served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
     assert np.abs(served - trained).max() < 1e-4
-    assert json.loads(artifact.file("config.json").read_bytes())["model_type"] == (base_model or "bert")
-
-
-def test_a_killed_job_ends_with_the_weights_of_one_that_was_left_alone(make_job: MakeJob, space: Space):
-    files, whole = (make_job(epochs=3, means=ComputeOptions(int8=False), **CROSS) for _ in range(2))
-    prepare_torch(1)
-    with killed_after(1):
-        run_job(files)
-    run_job(files)
-    run_job(whole)
-    made = [one.result() for one in (files, whole)]
-    models = [space.store.open("checkpoints", str(one["version"])).files["model.onnx"].sha256 for one in made if one]
-    assert models[0] == models[1]
+    assert json.loads(artifact.file("config.json").read_bytes()).items() >= told.items()
 
 
 def test_the_loss_of_a_batch_is_the_mean_squared_error_and_its_parts_add_up_to_it(make_job: MakeJob):
@@ -162,9 +154,6 @@ def test_where_grades_are_learned_the_epoch_with_the_best_graded_ndcg_is_kept(
     assert state.best_epoch == best
 
 
-DISTRIBUTION = {**CROSS, "targets": "GRADE_DISTRIBUTION", "pairs": GRADED}
-
-
 def test_a_distribution_over_grades_is_learned_by_cross_entropy_and_scores_its_expected_value(make_job: MakeJob):
     task = load(make_job(**DISTRIBUTION))
     encoders, objective = task.encoders(), task.objective()
@@ -189,24 +178,6 @@ def test_a_distribution_over_grades_is_learned_by_cross_entropy_and_scores_its_e
             assert score == pytest.approx(sum(map(math.prod, zip(shares, grades, strict=True))), abs=1e-5)
     assert targets == {*grades}
     assert whole == pytest.approx(sum(errors) / len(errors), abs=1e-6)
-
-
-def test_a_distribution_over_grades_is_published_with_its_grades_and_scores_as_trained(make_job: MakeJob, space: Space):
-    import onnxruntime
-
-    files = make_job(epochs=1, **DISTRIBUTION)
-    prepare_torch(1)
-    result = result_of(files)
-    artifact = space.store.open("checkpoints", str(result["version"]))
-    config = json.loads(artifact.file("config.json").read_bytes())
-    assert config["id2label"] == {"0": "0.0", "1": "0.5", "2": "2.0", "3": "6.0"}
-    task = load(files)
-    tensors = tensors_of(task.batches.inputs([(QUERIES[n], FACTS[n]) for n in range(4)]))
-    with torch.inference_mode():
-        trained = task.encoders(files.directory).query.eval()(**tensors).numpy()
-    session = onnxruntime.InferenceSession(artifact.file("model.onnx"), providers=["CPUExecutionProvider"])
-    served = session.run(["score"], {name: tensor.numpy() for name, tensor in tensors.items()})[0]
-    assert served == pytest.approx(trained, abs=1e-4)
 
 
 def test_a_distribution_over_too_many_grades_is_refused(make_job: MakeJob, monkeypatch):
@@ -283,23 +254,6 @@ def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: Ma
     assert before.strict == whole.strict
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_epoch(make_job: MakeJob, monkeypatch):
-    files = make_job(epochs=3, **CROSS)
-    step = training.Training._step
-    monkeypatch.setattr(
-        training.Training, "_step", lambda self, learner, units, done: _broken(done) or step(self, learner, units, done)
-    )
-    prepare_torch(1)
-    result = result_of(files)
-    assert "last good one" in str(result["error"])
-    assert str(result["version"]).startswith("x")
-
-
-def _broken(done: int) -> None:
-    if done >= 5:
-        raise training.Diverged(f"the loss became nan at step {done}")
-
-
 def test_a_base_model_in_half_precision_is_trained_in_float32(make_job: MakeJob, monkeypatch):
     from transformers import AutoConfig
 
@@ -324,13 +278,14 @@ def test_a_corpus_of_what_explains_alone_has_nothing_to_refuse(make_job: MakeJob
         run_job(make_job(**CROSS))
 
 
-def test_without_positives_there_is_nothing_to_learn(make_job: MakeJob):
-    refused = [replace(pair, sign="NEGATIVE") for pair in PAIRS]
-    with pytest.raises(FailedPrecondition, match="no positive pair"):
-        run_job(make_job(pairs=refused, **CROSS))
-
-
-@pytest.mark.parametrize(("mode", "loss"), [("CROSS_ENCODER", "TRIPLET_MARGIN"), ("SINGLE", "REGRESSION")])
-def test_mode_and_loss_must_fit(make_job: MakeJob, mode: str, loss: str):
-    with pytest.raises(InvalidArgument, match="mode CROSS_ENCODER takes only REGRESSION"):
+@pytest.mark.parametrize(
+    ("mode", "loss", "told"),
+    [
+        ("CROSS_ENCODER", "TRIPLET_MARGIN", "mode CROSS_ENCODER takes only REGRESSION"),
+        ("SINGLE", "REGRESSION", "mode CROSS_ENCODER takes only REGRESSION"),
+        ("DUAL", "FULL_CORPUS_SOFTMAX", "mode DUAL trains.*give MULTIPLE_NEGATIVES_RANKING"),
+    ],
+)
+def test_mode_and_loss_must_fit(make_job: MakeJob, mode: str, loss: str, told: str):
+    with pytest.raises(InvalidArgument, match=told):
         run_job(make_job(mode=mode, loss=loss))

@@ -10,9 +10,7 @@ import pytest
 
 from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.train.encoder import prepare_torch
-from services.trainer.train.job import load_task
-from services.trainer.train.ranks import Rank
-from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space, result_of
+from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space, load, result_of
 
 CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION"}
 FAST = ComputeOptions(int8=False)
@@ -45,6 +43,6 @@ def test_what_serves_is_measured_on_the_jobs_queries_in_whatever_order_they_come
 def test_cross_encoders_over_other_candidates_have_no_rankings_in_common(make_job: MakeJob):
     def names(shift: int) -> str:
         found = {query.text: [f"f{(n + shift) % len(FACTS)}" for n in range(20)] for query in VALIDATION}
-        return load_task(make_job(candidates="LEXICAL", retrieved=found, **CROSS), Rank()).rankings
+        return load(make_job(candidates="LEXICAL", retrieved=found, **CROSS)).rankings
 
     assert names(0) == names(0) != names(5)

@@ -128,41 +128,56 @@ def test_inferences_have_their_premise_as_anchor(tmp_path: Path):
         )
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"gold_label": "perhaps", "sentence1": "a", "sentence2": "b"}',
-        '{"gold_label": "entailment", "sentence1": "a"}',
-        '{"premise": "a", "hypothesis": "b", "label": 3}',
-        '{"premise": "a", "hypothesis": "b", "label": true}',
-        '{"premise": "a", "hypothesis": "b", "label": [1]}',
-        '{"premise": "a", "hypothesis": "", "label": 0}',
-        '{"anchor": "a", "positive": "b", "negative": 1}',
-        '{"anchor": "a", "negative": "b"}',
-        '{"query": "a", "premise": "b", "sign": "positive"}',
-        "[]",
-        "7",
-        "null",
-        "nonsense",
-        '{"gold_label": "entailment", "sentence1": "a", "sent',
-        '{"gold_label": "entailment", "sentence1": "a", "sentence2": "b"}{}',
-        '{"gold_label": null, "sentence1": "a", "sentence2": "b"}',
-        '{"gold_label": "entailment", "sentence1": null, "sentence2": "b"}',
-        '{"premise": "a", "hypothesis": "b"}',
-        '{"premise": "a", "hypothesis": "b", "label": 0.5}',
-        '{"premise": "a", "hypothesis": "b", "label": NaN}',
-        '{"anchor": "", "positive": "b"}',
-        '{"anchor": "half a character: \\ud800", "positive": "b"}',
-        "[" * 100_000,
-    ],
-)
-def test_a_line_that_is_no_inference_is_named(tmp_path: Path, line: str):
-    path = tmp_path / "nli.jsonl"
-    path.write_text('{"anchor": "a", "positive": "b"}\n' + line + "\n")
-    with pytest.raises(
-        InvalidArgument, match=r"nli\.jsonl:2( has no pair; give gold_label|: not JSON|: nested too deeply)"
-    ):
-        DataSets({"nli": Path(f"nli:{path}")}, 64).read(["nli"], "")
+INFERENCES = [
+    '{"gold_label": "perhaps", "sentence1": "a", "sentence2": "b"}',
+    '{"gold_label": "entailment", "sentence1": "a"}',
+    '{"premise": "a", "hypothesis": "b", "label": 3}',
+    '{"premise": "a", "hypothesis": "b", "label": true}',
+    '{"premise": "a", "hypothesis": "b", "label": [1]}',
+    '{"premise": "a", "hypothesis": "", "label": 0}',
+    '{"anchor": "a", "positive": "b", "negative": 1}',
+    '{"anchor": "a", "negative": "b"}',
+    '{"query": "a", "premise": "b", "sign": "positive"}',
+    "[]",
+    "7",
+    "null",
+    "nonsense",
+    '{"gold_label": "entailment", "sentence1": "a", "sent',
+    '{"gold_label": "entailment", "sentence1": "a", "sentence2": "b"}{}',
+    '{"gold_label": null, "sentence1": "a", "sentence2": "b"}',
+    '{"gold_label": "entailment", "sentence1": null, "sentence2": "b"}',
+    '{"premise": "a", "hypothesis": "b"}',
+    '{"premise": "a", "hypothesis": "b", "label": 0.5}',
+    '{"premise": "a", "hypothesis": "b", "label": NaN}',
+    '{"anchor": "", "positive": "b"}',
+    '{"anchor": "half a character: \\ud800", "positive": "b"}',
+    "[" * 100_000,
+]
+PAIRS = [
+    "nonsense",
+    "[1]",
+    '{"query": "q"}',
+    '{"query": "q", "premise": "p", "sign": "perhaps"}',
+    '{"query": "", "positive": "p", "negative": "n"}',
+    '{"query": "q", "positive": 1, "negative": "n"}',
+    '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
+    '{"query": "q", "premise": "p", "grade": -1}',
+    '{"query": "q", "premise": "p", "grade": 101}',
+    '{"query": "q", "premise": "p", "grade": NaN}',
+    f'{{"query": "q", "premise": "p", "grade": 1{"0" * 400}}}',
+    '{"query": "q", "premise": "p", "grade": true}',
+    '{"query": "q", "premise": "p", "sign": "positive", "grade": "6"}',
+    '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
+]
+
+
+@pytest.mark.parametrize(("kind", "line"), [*(("nli:", one) for one in INFERENCES), *(("", one) for one in PAIRS)])
+def test_a_line_that_is_no_inference_or_no_pair_is_named(tmp_path: Path, kind: str, line: str):
+    path = tmp_path / "set.jsonl"
+    path.write_text(f'{{"query": "q", "anchor": "q", "positive": "p", "negative": "n"}}\n\n{line}\n')
+    give = "; give gold_label" if kind else ""
+    with pytest.raises(InvalidArgument, match=rf"set\.jsonl:3( has no pair{give}|: not JSON|: nested too deeply)"):
+        DataSets({"set": Path(f"{kind}{path}")}, 64).read(["set"], "")
 
 
 def test_a_line_may_have_a_grade_in_place_of_a_sign_or_beside_it(tmp_path: Path):
@@ -196,32 +211,6 @@ def test_rated_facts_are_a_data_set_of_the_jobs_split():
     assert {pair.sign for pair in pairs if pair.grade} == {"POSITIVE"}
     assert {pair.sign for pair in pairs if not pair.grade} == {"NEGATIVE"}
     assert held_out == set(other)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nonsense",
-        "[1]",
-        '{"query": "q"}',
-        '{"query": "q", "premise": "p", "sign": "perhaps"}',
-        '{"query": "", "positive": "p", "negative": "n"}',
-        '{"query": "q", "positive": 1, "negative": "n"}',
-        '{"premise": "p", "hypothesis": "h", "label": "maybe"}',
-        '{"query": "q", "premise": "p", "grade": -1}',
-        '{"query": "q", "premise": "p", "grade": 101}',
-        '{"query": "q", "premise": "p", "grade": NaN}',
-        f'{{"query": "q", "premise": "p", "grade": 1{"0" * 400}}}',
-        '{"query": "q", "premise": "p", "grade": true}',
-        '{"query": "q", "premise": "p", "sign": "positive", "grade": "6"}',
-        '{"query": "half a character: \\ud800", "positive": "p", "negative": "n"}',
-    ],
-)
-def test_a_line_that_is_no_pair_is_named(tmp_path: Path, line: str):
-    path = tmp_path / "set.jsonl"
-    path.write_text(f'{{"query": "q", "positive": "p", "negative": "n"}}\n\n{line}\n')
-    with pytest.raises(InvalidArgument, match=r"set\.jsonl:3( has no pair|: not JSON)"):
-        DataSets({"set": path}, 64).read(["set"], "")
 
 
 GOOD = '{"query": "q", "positive": "Ångström", "negative": "n"}\n'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from services.encoder.runtime.runners import PaddedRunner, Tokens
 from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact
 from services.trainer.evaluation.protocol import EvaluationQuery, evaluate
-from services.trainer.jobs.files import JobFiles
+from services.trainer.jobs.files import ComputeOptions, JobFiles
 from services.trainer.models.batches import Batches, outputs_of
 from services.trainer.models.space import SpaceSpec
 from services.trainer.train import loop as training
@@ -26,13 +26,14 @@ from services.trainer.train.export.quantization import Int8Gate, Int8Trial, Reci
 from services.trainer.train.export.writer import PROBES
 from services.trainer.train.job import run_job
 from support.torn_disk import full_disk
-from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space, result_of
+from support.worlds.trainer_world import FACTS, VALIDATION, MakeJob, Space, load, result_of
 
 DIM = 8
 PREMISES = np.eye(DIM, dtype=np.float32)
 ORDINALS = {f"p{n}": n for n in range(DIM)}
 INT8_FILES = {"model.int8.onnx", "probes.int8.npy"}
 FIGURES = ("map_loss", "cosine_mean", "cosine_min")
+CROSS = {"mode": "CROSS_ENCODER", "loss": "REGRESSION", "hard_negatives": 4, "epochs": 1}
 
 
 def turned(angle_cosine: float, towards: int = 5) -> np.ndarray:
@@ -225,12 +226,15 @@ def test_a_failed_quantisation_leaves_no_file_of_its_own(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
 
 
-def test_int8_can_be_switched_off(space: Space, make_job: MakeJob):
-    files = make_job(epochs=1)
-    files.write_plan(replace(files.plan(), means=replace(files.plan().means, int8=False)))
-    artifact = checkpoint(space, files)
-    assert "int8" not in artifact.meta
-    assert not INT8_FILES & set(artifact.files)
+@pytest.mark.parametrize("options", [{"epochs": 1}, CROSS], ids=["encoder", "pairs"])
+def test_int8_can_be_switched_off_and_needs_queries(
+    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+):
+    monkeypatch.setattr(quantization, "quantize", None)  # would be called, and fail
+    off = make_job(means=ComputeOptions(int8=False), **options)
+    for artifact in (checkpoint(space, off), checkpoint(space, make_job(validation=[], **options))):
+        assert "int8" not in artifact.meta
+        assert not INT8_FILES & set(artifact.files)
 
 
 @pytest.mark.slow
@@ -256,3 +260,66 @@ def test_a_job_that_was_killed_ends_with_the_same_version_int8_included(
             run_job(files)
     resumed = checkpoint(space, files)
     assert (resumed.id, resumed.files) == (whole.id, whole.files)
+
+
+def scores_of(artifact: Artifact, file: str, files: JobFiles, pairs: list[tuple[str, str]]) -> Any:
+    """Each pair alone."""
+    import onnxruntime
+
+    batches = load(files).batches
+    session = onnxruntime.InferenceSession(artifact.file(file), providers=["CPUExecutionProvider"])
+    each = [batches.inputs([pair]) for pair in pairs]
+    return np.array([session.run(["score"], feeds)[0][0] for feeds in each])
+
+
+def test_a_model_of_pairs_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(space: Space, make_job: MakeJob):
+    files = make_job(**CROSS)
+    artifact = checkpoint(space, files)
+    meta = artifact.meta["int8"]
+    assert (meta["passed"], meta["queries"], meta["reason"], meta["cosine_mean"]) == (True, len(VALIDATION), "", None)
+    assert set(artifact.files) >= INT8_FILES
+    pairs = [(query, premise) for query, premise in json.loads(artifact.file("probes.json").read_bytes())["pairs"]]
+    int8, fp32 = (scores_of(artifact, name, files, pairs) for name in ("model.int8.onnx", "model.onnx"))
+    assert np.load(artifact.file("probes.int8.npy"), allow_pickle=False) == pytest.approx(int8, abs=1e-5)
+    assert not np.array_equal(int8, fp32)
+    assert np.corrcoef(int8, fp32)[0, 1] > 0.99
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[float, Any]]:
+    """What the gate is asked: fp32's MAP, and how it measures scores."""
+    seen: list[tuple[float, Any]] = []
+    gate = quantization.int8_gate
+    monkeypatch.setattr(
+        quantization,
+        "int8_gate",
+        lambda trial, *outputs: seen.append((trial.fp32_map, trial.map_of)) or gate(trial, *outputs),
+    )
+    return seen
+
+
+def test_the_gate_measures_the_order_that_scores_give(space: Space, make_job: MakeJob, asked):
+    artifact = checkpoint(space, make_job(**CROSS))
+    ((fp32_map, map_of), *_) = asked
+    after = json.loads(artifact.file("metrics.json").read_bytes())["after"]["strict"]["MAP"]
+    assert fp32_map == pytest.approx(after)
+    count = 20 * len(VALIDATION)
+    assert map_of(np.zeros(count, np.float32)) != map_of(np.arange(count, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        (lambda count: np.full(count, np.nan, np.float32), "not finite"),
+        (lambda count: 9 * np.cos(np.arange(count, dtype=np.float32)), "MAP falls by"),
+    ],
+)
+def test_a_model_of_pairs_that_fails_is_left_out_and_the_manifest_says_why(
+    space: Space, make_job: MakeJob, monkeypatch, spoiled: Callable[[int], Any], words: str
+):
+    gate = quantization.int8_gate
+    monkeypatch.setattr(quantization, "int8_gate", lambda trial, found, known: gate(trial, spoiled(len(found)), known))
+    artifact = checkpoint(space, make_job(**CROSS))
+    assert artifact.meta["int8"]["passed"] is False
+    assert words in artifact.meta["int8"]["reason"]
+    assert not INT8_FILES & set(artifact.files)
