@@ -55,12 +55,6 @@ async def test_scores_are_those_of_the_model_alone_or_in_any_batch(serve, cross)
         assert together.timings.total.total_seconds() > 0
 
 
-async def test_without_a_cross_encoder_the_remedy_is_named(serve, pretrained) -> None:
-    async with serve() as (_, client):
-        with pytest.raises(errors.Unimplemented, match="AEENC_TRAINER_CROSS_ENCODER"):
-            await client.score("sun", ["moon"])
-
-
 async def test_a_cross_encoder_that_only_a_trial_label_names_is_asked_by_label_or_version(
     serve, pretrained, artifact_store, registry
 ) -> None:

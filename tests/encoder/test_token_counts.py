@@ -51,24 +51,6 @@ async def test_a_call_holds_the_tokens_that_it_really_has(serve, registry, tiny_
         assert max(watched.queued) == 620
 
 
-async def test_a_call_that_proves_too_large_for_the_room_left_is_refused_with_a_delay(
-    serve, registry, tiny_checkpoint, watched
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    async with serve(queued_tokens=8192, workers=1) as (server, client):
-        watched.go.clear()
-        watched.server = server
-        first = [asyncio.create_task(client.encode([LETTERS] * 8, timeout_s=10)) for _ in range(5)]
-        lane = {"lane": "interactive"}
-        await until(lambda: server.metrics.get_sample_value("aeenc_encoder_queued_tokens", lane) == 2480)
-        impatient = EncoderClient(client.channel.with_options(retry=False))
-        with pytest.raises(errors.Overloaded, match="2,480 of them yours, and 558 more") as caught:
-            await impatient.encode([LETTERS] * 9)
-        assert caught.value.retry_after_s > 0
-        watched.go.set()
-        await asyncio.gather(*first)
-
-
 async def test_a_call_that_has_no_room_by_its_characters_is_refused_unread(
     serve, registry, tiny_checkpoint, watched, monkeypatch
 ) -> None:

@@ -69,7 +69,7 @@ def answers(folder: Path) -> Path:
 
 BENCHMARKS = [
     pytest.param(nli, inferences, ["--seeds", "1"], id="nli"),
-    pytest.param(textgraphs, rated, ["--only", "words"], id="textgraphs"),
+    pytest.param(textgraphs, rated, ["--only", "words", "--trials", "1"], id="textgraphs"),
     pytest.param(analogy, answers, ["--only", "minilm"], id="analogy"),
 ]
 

@@ -47,28 +47,10 @@ async def test_a_load_runs_in_a_thread_of_low_priority(made, tiny_checkpoint, mo
     assert opened == [("load", min(CANDIDATE, 19 - os.getpriority(os.PRIO_PROCESS, os.getpid())))]  # 19 is the highest
 
 
-async def test_a_load_that_is_given_up_ends_after_its_step(made, tiny_checkpoint, monkeypatch):
-    begun, go_on, warmed = threading.Event(), threading.Event(), []
-    original = loading.open_session
-
-    def open_session(*arguments, **options):
-        begun.set()
-        go_on.wait(20)
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(loading, "open_session", open_session)
-    monkeypatch.setattr(loading, "_warm", lambda *_: warmed.append(1))
-    loading_now = asyncio.create_task(load(made, tiny_checkpoint))
-    await asyncio.to_thread(begun.wait, 10)
-    loading_now.cancel()
-    await asyncio.wait([loading_now])
-    go_on.set()
-    await until(lambda: not any(thread.is_alive() for thread in made._threads))
-    assert not warmed
-
-
-async def test_a_model_that_came_too_late_does_not_stay_in_memory(made, tiny_checkpoint, monkeypatch):
-    go_on, begun, loaded = threading.Event(), threading.Event(), []
+async def test_a_load_that_is_given_up_ends_after_its_step_and_its_model_leaves_memory(
+    made, tiny_checkpoint, monkeypatch
+):
+    go_on, begun, loaded, warmed = threading.Event(), threading.Event(), [], []
     original = loading.open_session
 
     def late(*arguments, **options):
@@ -79,6 +61,7 @@ async def test_a_model_that_came_too_late_does_not_stay_in_memory(made, tiny_che
         return session
 
     monkeypatch.setattr(loading, "open_session", late)
+    monkeypatch.setattr(loading, "_warm", lambda *_: warmed.append(1))
     waiting = asyncio.create_task(load(made, tiny_checkpoint))
     await asyncio.to_thread(begun.wait, 10)
     waiting.cancel()
@@ -86,6 +69,7 @@ async def test_a_model_that_came_too_late_does_not_stay_in_memory(made, tiny_che
     assert waiting.cancelled()
     go_on.set()
     await until(lambda: bool(loaded) and loaded[0]() is None)
+    assert not warmed
     assert (await load(made, tiny_checkpoint)).version == tiny_checkpoint.version
 
 

@@ -49,7 +49,7 @@ async def versions_of(client, keys, **options) -> list[str]:
 async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(serve, tuned, registry) -> None:
     stable, canary, _ = tuned
     await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.3)
-    keys = [f"user-{n}" for n in range(400)]
+    keys = [f"user-{n}" for n in range(150)]
     async with serve() as (_, one), serve() as (_, other):
         first, again = await versions_of(one, keys), await versions_of(one, keys)
         elsewhere = await versions_of(other, keys)
@@ -57,8 +57,8 @@ async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(se
         assert 0.22 < first.count(canary.version) / len(keys) < 0.38
         assert set(first) == {stable.version, canary.version}
         assert set(await versions_of(one, keys, label="stable")) == {stable.version}
-        without_key = await versions_of(one, [""] * 200)
-        assert 0.15 < without_key.count(canary.version) / 200 < 0.45, "each call for itself"
+        without_key = await versions_of(one, [""] * 100)
+        assert 0.1 < without_key.count(canary.version) / 100 < 0.55, "each call for itself"
         await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.0)
 
         async def none_left() -> bool:
@@ -162,27 +162,6 @@ async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says
         await until(lambda: server.readiness.state == "SERVING")  # the acknowledgement comes first
 
 
-async def test_a_restart_onto_a_precision_that_it_lacks_serves_the_one_before(serve, tuned, registry) -> None:
-    async with serve():
-        pass
-    await registry.set_label(TINY_SPACE, "stable", tuned[0].version, precision="float16")
-    async with serve() as (server, client):
-        assert (await client.encode(["sun"])).model_version == tuned[0].version
-        assert server.readiness.state == "DEGRADED"
-        assert "float16" in server.readiness.reason
-
-
-async def test_a_new_replica_of_a_bad_stable_serves_what_it_named_before(
-    serve, tuned, registry, artifact_store, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr(follower, "RETRY_S", 30.0)  # one round only
-    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
-    await register(registry, bad, label="stable")
-    async with serve(state_dir=tmp_path / "fresh", poll_s=30) as (server, client):
-        assert (await client.encode(["sun"])).model_version == tuned[0].version
-        assert server.readiness.state == "DEGRADED"
-
-
 async def test_a_start_onto_a_bad_stable_without_one_before_it_loads_nothing_twice(
     serve, registry, artifact_store, tiny_checkpoint, loaded, monkeypatch
 ) -> None:
@@ -269,16 +248,6 @@ async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ende
         assert serving == row.revision
 
 
-async def test_an_encoder_that_was_down_catches_up_at_its_start(serve, tuned, registry, tmp_path) -> None:
-    async with serve(state_dir=tmp_path / "one") as (_, stays):
-        async with serve(state_dir=tmp_path / "other"):
-            pass  # down from here on
-        await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        async with serve(state_dir=tmp_path / "other") as (_, back):
-            assert (await back.encode(["sun"])).model_version == tuned[1].version
-            await serves(stays, tuned[1].version)
-
-
 async def test_the_first_start_shows_what_stable_serves_in_metric_and_history(serve, tuned, registry) -> None:
     async with serve() as (server, client):
         row = await registry.label(TINY_SPACE, "stable")
@@ -288,13 +257,6 @@ async def test_the_first_start_shows_what_stable_serves_in_metric_and_history(se
         assert revision == row.revision
         swaps = [(*swap.label.versions, swap.ok) for swap in (await client.info()).swaps if swap.label.name == "stable"]
         assert swaps == [(tuned[0].version, True)]
-
-
-async def test_every_replica_of_one_store_acknowledges_for_itself(serve, tuned, registry, tmp_path) -> None:
-    async with serve(instance="one"), serve(instance="other", state_dir=tmp_path / "other"):
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        rollouts = await registry.await_rollout(row, 20)
-        assert [(rollout.instance, rollout.ok) for rollout in rollouts] == [("one", True), ("other", True)]
 
 
 async def test_an_emptied_registry_takes_nothing_away_and_a_refilled_one_is_followed(

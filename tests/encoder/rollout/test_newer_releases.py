@@ -25,33 +25,6 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
     await connected.aclose()
 
 
-async def test_an_encoder_that_meets_a_label_of_the_next_major_release_serves_on_and_names_it(
-    serve: Any, registry: Registry, redis: Any, namespace: str, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    await register(registry, tiny_checkpoint)
-    await registry.set_label(TINY_SPACE, "stable", tiny_checkpoint.version)
-
-    async def says(client: Any, text: str) -> bool:
-        return text in (await client.info()).service.state_reason
-
-    async def check(client: Any) -> None:
-        await eventually(lambda: says(client, "label 'canary'"))
-        assert await says(client, "format_version 2")
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
-
-    async with serve() as (_, client):
-        await client.encode(["sun"])
-        await registry.set_label(TINY_SPACE, "canary", tiny_checkpoint.version)
-        key = f"{key_prefix(namespace)}label:{TINY_SPACE}:canary"
-        await redis.hset(key, "format_version", 2)
-        await check(client)
-    async with serve() as (_, client):
-        await check(client)
-        await redis.delete(key)
-        await redis.srem(f"{key_prefix(namespace)}labels", f"{TINY_SPACE} canary")
-        await eventually(lambda: says(client, ""))
-
-
 @pytest.mark.parametrize(("refused", "number"), [("trial", 2), ("stable", 2), ("canary", 2), ("canary", "damaged")])
 async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is_and_the_others_are_followed(
     refused: str,

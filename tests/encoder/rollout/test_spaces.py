@@ -223,6 +223,7 @@ async def test_a_restart_without_redis_serves_all_spaces_again(serve, other, reg
         assert (await client.encode(["sun"], space_id=OTHER, role="premise")).model_version == premise.version
         assert (await client.encode(["sun"])).space_id == TINY_SPACE
         assert server.readiness.state == "DEGRADED"
+        assert "Redis" in server.readiness.reason
 
 
 async def test_an_encoder_told_its_space_serves_no_other(serve, other, registry) -> None:

@@ -25,7 +25,7 @@ from support.models.tiny_checkpoints import (
     tiny_tokenizer,
     write_tiny_checkpoint,
 )
-from support.waiting import eventually, serves, until
+from support.waiting import eventually, until
 
 
 async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
@@ -64,30 +64,11 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
     assert {version.version for version in info.versions} == {*labels.values(), tiny_checkpoint.version}
 
 
-def truncated(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
-    path = checkpoint.artifact.path / "model.onnx"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 def flipped(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
     path = checkpoint.artifact.path / "model.onnx"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-def missing(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
-    (checkpoint.artifact.path / "tokenizer.json").unlink()
-
-
-def linked(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
-    path = checkpoint.artifact.path / "model.onnx"
-    path.rename(store.root / "elsewhere.onnx")
-    path.symlink_to(store.root / "elsewhere.onnx")
-
-
-def pickled(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
-    (checkpoint.artifact.path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
 
 
 def forged(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
@@ -100,11 +81,7 @@ def forged(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
 
 
 DAMAGES: list[tuple[Callable[..., None], str]] = [
-    (truncated, "model.onnx has"),
     (flipped, "sha256"),
-    (missing, r"tokenizer.json is missing"),
-    (linked, "not a regular file"),
-    (pickled, r"pytorch_model.bin is not in the manifest"),
     (forged, "manifest.json has sha256"),
 ]
 
@@ -195,36 +172,6 @@ def foreign_operator(path, meta) -> None:
     (path / "model.onnx").write_bytes(model.SerializeToString())
 
 
-def external_data(path, meta) -> None:
-    import onnx
-
-    model = onnx.load_model_from_string((path / "model.onnx").read_bytes())
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../../../etc/passwd")
-    (path / "model.onnx").write_bytes(model.SerializeToString())
-
-
-def external_default_of_a_function(path, meta) -> None:
-    import onnx
-    from onnx import helper
-
-    model = onnx.load_model_from_string((path / "model.onnx").read_bytes())
-    tensor = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value="probes.npy")
-    body = helper.make_node("Constant", [], ["y"])
-    body.attribute.add(name="value", ref_attr_name="value", type=onnx.AttributeProto.TENSOR)
-    default = [helper.make_attribute("value", tensor)]
-    opsets = [helper.make_opsetid("", 18)]
-    model.functions.append(
-        helper.make_function("com.microsoft", "Read", [], ["y"], [body], opsets, attribute_protos=default)
-    )
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    model.graph.node.append(helper.make_node("Read", [], ["read"], domain="com.microsoft"))
-    (path / "model.onnx").write_bytes(model.SerializeToString())
-
-
 WELL_HASHED = [
     (other_probes, "gives other values for its probes"),
     (other_dimension, f"has dim {DIM * 2}, its space has {DIM}"),
@@ -234,8 +181,6 @@ WELL_HASHED = [
     (other_tokenizer, "is not a tokenizer"),
     (no_onnx, "is not an ONNX model"),
     (foreign_operator, "domain 'evil.ops'"),
-    (external_data, "keeps tensors in other files"),
-    (external_default_of_a_function, "field 25 of a model is unknown"),
 ]
 
 
@@ -259,31 +204,6 @@ async def test_a_checkpoint_whose_padding_is_its_last_token_is_served(
     await register(registry, candidate, label="stable")
     async with serve() as (_, client):
         assert (await client.encode(["sun"])).model_version == candidate.version
-
-
-async def test_a_good_version_after_a_bad_one_is_taken(serve, artifact_store, tiny_checkpoint, registry) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    async with serve() as (_, client):
-        bad = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version, poison=True)
-        good = write_tiny_checkpoint(artifact_store, seed=2, base_version=tiny_checkpoint.version)
-        for checkpoint in (bad, good):
-            await register(registry, checkpoint, label="stable")
-        await serves(client, good.version)
-
-
-async def test_without_redis_a_restart_serves_the_last_labels_and_says_it_is_degraded(
-    serve, artifact_store, tiny_checkpoint, registry, tmp_path
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
-    await register(registry, tuned, label="stable")
-    async with serve():
-        pass
-    async with serve(redis_url=f"unix://{tmp_path}/nowhere.sock") as (server, client):
-        assert (await client.encode(["sun"])).model_version == tuned.version
-        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
-        assert server.readiness.state == "DEGRADED"
-        assert "Redis" in (await client.info()).service.state_reason
 
 
 async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_that_this_round_has_served(
@@ -341,23 +261,3 @@ async def test_an_encoder_that_never_served_waits_for_the_registry(serve, tiny_c
         await register(registry, tiny_checkpoint, label="stable")
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         assert server.readiness.state == "SERVING"
-
-
-async def test_a_deleted_label_is_unloaded(serve, artifact_store, tiny_checkpoint, registry) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
-    await register(registry, tuned, label="run-1")
-    async with serve() as (_, client):
-        assert (await client.encode(["sun"], label="run-1")).model_version == tuned.version
-        await registry.delete_label(TINY_SPACE, "run-1")
-
-        async def unloaded() -> bool:
-            return [v.version for v in (await client.info()).versions] == [tiny_checkpoint.version]
-
-        await eventually(unloaded)
-        with pytest.raises(errors.VersionNotLoaded, match="run-1"):
-            await client.encode(["sun"], label="run-1")
-
-
-def test_the_tiny_tokenizer_covers_any_english_text() -> None:
-    assert tiny_tokenizer().encode("zebra!").ids[0] == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,16 @@ from services.encoder.rollout.loading import LoadOptions, load_model
 from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_base_models import write_sentence_model
 from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
+from support.worlds.trainer_world import Space, space
+
+__all__ = ["space"]
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+@pytest.fixture
+def exported(space: Space) -> Artifact:
     """A tiny BERT as the trainer exports it."""
-    from services.trainer.train.export.checkpoint import export_pretrained
-
-    root = tmp_path_factory.mktemp("exported")
-    directory = write_sentence_model(root / "base")
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "base_model": "tiny"}
-    store = ArtifactStore(root / "artifacts")
-    return store.open("checkpoints", export_pretrained(store, {"directory": str(directory), **options}))
+    return space.store.open("checkpoints", space.version)
 
 
 @pytest.fixture
@@ -78,11 +73,11 @@ def load_in_torch(checkpoint: TinyCheckpoint) -> Any:
     return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id)
 
 
-def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Artifact, tmp_path: Path) -> None:
-    other = write_sentence_model(tmp_path / "other", "bert")
+def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Artifact) -> None:
     from safetensors.numpy import load_file, save
 
-    weights = {name: np.roll(tensor, 1, axis=0) for name, tensor in load_file(other / "model.safetensors").items()}
+    known = load_file(exported.file("model.safetensors"))
+    weights = {name: np.roll(tensor, 1, axis=0) for name, tensor in known.items()}
     checkpoint = copied(exported, replace({"model.safetensors": save(weights, {"format": "pt"})}))
     with pytest.raises(errors.FailedPrecondition, match="gives other values for its probes"):
         load_in_torch(checkpoint)
