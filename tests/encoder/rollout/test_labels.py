@@ -1,4 +1,4 @@
-"""Following labels: the canary's share, the newest of two moves, rollback, a bad `stable`."""
+"""Following labels: the canary's share, what is overtaken, a bad `stable`, another default space."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import errno
 import gc
 import os
-import threading
 import time
 import weakref
 from pathlib import Path
@@ -18,7 +17,7 @@ import structlog
 from prometheus_client import generate_latest
 
 from aeenc import errors
-from services.encoder.rollout import candidates, follower, history, loading
+from services.encoder.rollout import candidates, follower, history
 from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower
 from services.encoder.runtime.model import Model
@@ -76,35 +75,6 @@ async def test_premises_never_go_to_the_canary(serve, tuned, registry, tiny_chec
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
 
 
-async def test_of_two_moves_at_once_the_newest_wins_and_the_other_is_told(serve, tuned, registry, monkeypatch) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    original = loading.open_session
-
-    def open_session(path, *arguments, **options):
-        if path.parent.name == tuned[1].version:
-            begun.set()
-            go_on.wait(5)
-        return original(path, *arguments, **options)
-
-    monkeypatch.setattr(loading, "open_session", open_session)
-    async with serve(poll_s=30) as (_, client):
-        overtaken = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        await asyncio.to_thread(begun.wait, 5)
-        newest = await registry.set_label(TINY_SPACE, "stable", tuned[2].version)
-        assert (await client.encode(["sun"])).model_version == tuned[0].version, "the old one serves meanwhile"
-        go_on.set()
-        (rollout,) = await registry.await_rollout(newest, 20)
-        assert rollout.ok
-        assert (await client.encode(["sun"])).model_version == tuned[2].version
-        swaps = [
-            (*swap.label.versions, swap.ok, swap.reason)
-            for swap in (await client.info()).swaps
-            if swap.label.name == "stable"
-        ]
-        assert (tuned[1].version, False, f"overtaken by revision {newest.revision} ({tuned[2].version})") in swaps
-        assert overtaken.revision < newest.revision
-
-
 async def test_a_load_that_has_just_ended_when_its_label_moves_is_told_as_overtaken(
     serve, tuned, registry, monkeypatch
 ) -> None:
@@ -128,20 +98,6 @@ async def test_a_load_that_has_just_ended_when_its_label_moves_is_told_as_overta
 async def no_event(_registry: Registry, last_id: str, timeout_s: float) -> str:
     await asyncio.sleep(timeout_s)
     return last_id
-
-
-async def test_the_way_back_is_loaded_already(serve, tuned, registry, monkeypatch) -> None:
-    async with serve(poll_s=30) as (_, client):
-        row = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(row, 20))[0].ok
-
-        def never(*_arguments, **_options):
-            raise AssertionError("nothing is loaded on the way back")
-
-        monkeypatch.setattr(loading, "open_session", never)
-        back = await registry.set_label(TINY_SPACE, "stable", row.previous)
-        assert (await registry.await_rollout(back, 20))[0].ok
-        assert (await client.encode(["sun"])).model_version == tuned[0].version
 
 
 async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says_so(

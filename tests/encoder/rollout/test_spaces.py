@@ -68,14 +68,6 @@ async def test_an_analogy_takes_premises_of_the_space_that_it_asks_for(serve, ot
         assert (found.model_version, found.scores[0]) == (query.version, pytest.approx(expected, abs=1e-5))
 
 
-async def test_a_version_of_one_space_is_not_served_in_another(serve, other, registry) -> None:
-    _, query = other
-    async with serve(poll_s=30) as (_, client):
-        await opened(registry, query)
-        with pytest.raises(errors.VersionNotLoaded):
-            await client.encode(["sun"], version=query.version)
-
-
 async def test_a_space_without_labels_is_closed_and_its_models_are_dropped(
     serve, other, registry, tiny_checkpoint
 ) -> None:
