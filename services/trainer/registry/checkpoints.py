@@ -14,6 +14,7 @@ from services.kit.convert import page_newest_first
 from services.kit.logs import get
 from services.kit.tracing import traceparent
 from services.store.artifacts import Artifact, ArtifactStore
+from services.store.formats import damage_is_data_loss
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -123,13 +124,17 @@ class Checkpoints:
         return await asyncio.to_thread(read)
 
     async def metrics(self, version: str) -> dict[str, Any] | None:
-        """Reads a checkpoint's validation metrics; None if it was trained without validation queries."""
+        """Reads a checkpoint's validation metrics; None if it was trained without validation queries.
+
+        Raises NotFound and DataLoss.
+        """
 
         def read() -> dict[str, Any] | None:
             artifact = self.store.open(FOLDER, version, verify="size")
             if "metrics.json" not in artifact.files:
                 return None
-            metrics: dict[str, Any] = json.loads(artifact.file("metrics.json").read_bytes())
+            with damage_is_data_loss(path := artifact.file("metrics.json"), f"restore {version}, or train it again"):
+                metrics: dict[str, Any] = json.loads(path.read_bytes())
             return metrics
 
         return await asyncio.to_thread(read)

@@ -121,8 +121,11 @@ async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothi
     assert "without validation queries" in (await world.registry.publish(nothing)).not_compared
     assert (await world.registry.publish(good, force=True)).not_compared == "it was forced"
     await world.registry.publish(damaged, force=True)
-    (world.space.store.root / "checkpoints" / damaged / "metrics.json").write_text("{")
+    metrics = world.space.store.root / "checkpoints" / damaged / "metrics.json"
+    metrics.write_text("{" * metrics.stat().st_size)  # as many bytes as its manifest says
     assert f"{damaged} was not measured" in (await world.registry.publish(about)).not_compared
+    with pytest.raises(errors.DataLoss, match=rf"{damaged}/metrics.json cannot be read .* restore {damaged}"):
+        await world.registry.publish(damaged)
 
 
 async def test_a_job_measures_what_stable_and_canary_serve_in_its_space(world: World):
