@@ -27,8 +27,8 @@ def flat(tree: Tree) -> Tree:
     return Tree(tree.id, tree.hypothesis, sentences, steps, tree.question, tree.answer)
 
 
-shutil.copytree(data / "supporting_data", out / "supporting_data")
-(out / "dataset" / "task_1").mkdir(parents=True)
+shutil.copytree(data / "supporting_data", out / "supporting_data", dirs_exist_ok=True)
+(out / "dataset" / "task_1").mkdir(parents=True, exist_ok=True)
 for split in dataset.splits:
     trees = [one for one in map(flat, dataset.trees(split)) if one.steps]
     write_trees(out / "dataset" / "task_1" / f"{split}.jsonl", trees)

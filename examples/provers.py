@@ -27,7 +27,7 @@ from aeenc.exports import conclusions_of, task3_sentences, write_task3
 from aeenc.trees import FACTS, Dataset
 
 data, out = Path(sys.argv[1]), Path(sys.argv[2])
-out.mkdir(exist_ok=True)
+out.mkdir(parents=True, exist_ok=True)
 for kind, count in Counter(fault.kind for fault in faults_of(data)).items():
     print(f"fault: {FAULTS[kind]}: {count}")
 

@@ -136,7 +136,7 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.txt", b"\x1f\x8b\x08\x00rest", "f.txt:1: the file is packed"),
         ("f.csv", b"id,name\na,ice\n", "f.csv:1: `text` must be there; it has id, name: choose by --text-column"),
         ("f.csv", b"id,text\na,ice\n\nb,\xff\n", "f.csv:4: byte 3 is not UTF-8"),
-        ("f.csv", b"id,text\n", "f.csv:1: holds no facts"),
+        ("f.csv", b"id,text\n", "f.csv:1: holds no texts"),
         ("f.tsv", b"id\ttext\n\tice\n", "f.tsv:2: `id` must be"),
         ("f.csv", b"id,text,text\na,ice,fire\n", "f.csv:1: the column `text` is there twice"),
         ("f.csv", b"id, id,text\na,b,ice\n", "f.csv:1: the column `id` is there twice"),
@@ -148,7 +148,7 @@ def test_a_fact_without_an_id_has_the_same_id_in_every_file(tmp_path):
         ("f.parquet", b"PAR1 or not", "f.parquet: not Parquet ("),
         ("f.txt", "ice\nfire\n".encode("utf-16-le"), "f.txt:1: a NUL; the file is damaged, or not UTF-8"),
         ("f.txt", b"a fact\n\xff\n", "f.txt:2: byte 1 is not UTF-8"),
-        ("f.txt", b"\n \n", "f.txt:1: holds no facts"),
+        ("f.txt", b"\n \n", "f.txt:1: holds no texts"),
     ],
 )
 def test_a_malformed_fact_is_named_by_file_and_line(tmp_path, name, content, place):

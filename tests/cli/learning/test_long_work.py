@@ -64,7 +64,8 @@ async def test_a_run_explains_each_hypothesis_once_and_reports_its_counts(aeenc,
 
 
 async def test_hypotheses_of_a_file_are_explained_from_a_corpus(aeenc, world, trees, tmp_path):
-    lines, rows = tmp_path / "hypotheses.txt", tmp_path / "hypotheses.csv"
+    lines, rows, nothing = (tmp_path / name for name in ("hypotheses.txt", "hypotheses.csv", "none.txt"))
+    nothing.write_text("")
     lines.write_text("the nail moves\nsteel is magnetic\n")
     rows.write_text("nr;claim\n1;the nail moves\n")
     async with world.sampler() as sampler:
@@ -82,6 +83,7 @@ async def test_hypotheses_of_a_file_are_explained_from_a_corpus(aeenc, world, tr
             (("science", "--data", trees, "--text-column", "claim"), "go with --hypotheses"),
             (("--hypotheses", lines), "aeenc sample CORPUS --hypotheses FILE"),
             (("science", "--data", lines), "hypotheses.txt: is a file, not a directory"),
+            (("science", "--hypotheses", nothing, *asked), "none.txt:1: holds no texts; write one a line"),
         ):
             refused = await aeenc(*command, *words)
             assert (refused.code, said in refused.error["message"]) == (2, True), refused.stderr

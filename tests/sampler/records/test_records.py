@@ -423,8 +423,11 @@ async def test_an_event_of_a_kind_that_a_later_minor_release_adds_ends_no_watch(
     redis, stream = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"]).all_events
     async with world.sampler(queues={"team": QUEUE}) as client:
         people = aeenc.PeopleClient(client.channel)
-        await client.start_run(HYPOTHESES, corpus="science", oracle="team", k=6)
+        run = await client.start_run(HYPOTHESES, corpus="science", oracle="team", k=6)
         assert (await anext(people.watch())).kind.name == "QUEUED"
+        change = {"format_version": 1, "task": "t", "entry": '{"kind": 99, "mood": "tired"}'}
+        await redis.xadd(RunKeys(world.settings["namespace"]).verdicts(run.id), change, id="1-0")
+        assert (await anext(people.list_changes(run.id))).kind == 99
         [(_, fields)] = await redis.xrange(stream, count=1)
         await redis.delete(stream)
         await redis.xadd(stream, {**fields, "event": "YAWNED"}, id="1-0")

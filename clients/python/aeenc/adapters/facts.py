@@ -79,7 +79,7 @@ class Facts:
             elif contents[key] != digest:
                 raise InvalidArgument(f"{place}: the id {fact.id!r} is used twice, {ID_REUSED}")
         if not contents:
-            raise InvalidArgument(f"{self.path}:1: holds no facts; write one a line")
+            raise InvalidArgument(f"{self.path}:1: holds no texts; write one a line")
 
     def lines(self) -> Iterator[tuple[str, values.Premise]]:
         """Yields each fact, repeated or not, and its place. Raises InvalidArgument naming file and line."""
