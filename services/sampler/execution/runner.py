@@ -112,18 +112,20 @@ class Runner:
         self._oracle_of = {run_id: name for run_id, name in self._oracle_of.items() if run_id in active}
         self._unreadable &= set(active)
         for run_id in active:
-            if run_id in self._working or run_id in self._unreadable:
+            if run_id in self._working:
                 continue
             if run_id not in self._oracle_of:
                 try:
                     self._oracle_of[run_id] = name = (await self._store.get(run_id)).config.oracle
+                    self._unreadable.discard(run_id)  # somebody has restored its record
                     if name not in self._oracles:
                         log.warning("run is left to samplers that have its oracle", run=run_id, oracle=name)
                 except UNREADABLE as error:
                     self._leave(run_id, error)
                     continue
-            if self._oracle_of[run_id] not in self._oracles or not self._has_room(run_id):
-                continue  # the first: its oracle is another sampler's
+            is_ours = self._oracle_of[run_id] in self._oracles and run_id not in self._unreadable
+            if not is_ours or not self._has_room(run_id):
+                continue
             lease = self._store.cycles.lease(run_id, self._owner, self._lease_s)
             if await lease.renew():
                 task = asyncio.create_task(self._hold(run_id, lease))
@@ -132,7 +134,8 @@ class Runner:
         self._readiness.serving()
 
     def _leave(self, run_id: str, error: errors.AeencError) -> None:
-        log.warning("run is left alone", run=run_id, reason=error.message)
+        if run_id not in self._unreadable:
+            log.warning("run is left alone", run=run_id, reason=error.message)
         self._unreadable.add(run_id)
 
     def _has_room(self, run_id: str) -> bool:

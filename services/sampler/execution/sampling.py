@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from aeenc import errors
 from aeenc.trees import ROOT as ROOT_LABEL
 from aeenc.trees import Step, record_from_tree
@@ -30,7 +32,7 @@ from services.sampler.oracles.gateway import Gateway
 from services.sampler.records.node_store import Amended, NodeStore, explaining
 from services.sampler.records.pair_log import PairLog, said
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Hypothesis, Pair, Run, config_json
+from services.sampler.records.runs import Hypothesis, Pair, Run
 from services.store.formats import check_same
 from services.store.life_cycles import LIVE, State
 from services.store.requests import Request
@@ -40,6 +42,7 @@ Reason = Literal["rank", "margin", "wording", "cap"]
 EXPORT_TREES, EXPORT_CHARS = 16, 128 * 1024  # read at once, by the records of those before
 MAX_NAME = 1024  # characters of an imported pair's ids, names and reason
 _ORIGINS = ("node_id", "model_version", "generation", "oracle", "annotator")
+_START = TypeAdapter(tuple[RunConfig, list[Hypothesis]])
 _NAMES = {"premise_id": "premise_id", "reason": "reason", **{name: f"provenance.{name}" for name in _ORIGINS}}
 
 
@@ -254,11 +257,8 @@ def _check_pairs(pairs: Sequence[Pair], limits: Limits) -> None:
 
 
 def _fingerprint(config: RunConfig, hypotheses: Sequence[Hypothesis]) -> str:
-    """Tells two StartRun calls under one idempotency key apart."""
-    found = hashlib.sha256(config_json(config).encode())
-    for hypothesis in hypotheses:
-        found.update(json.dumps([*vars(hypothesis).values()]).encode())
-    return found.hexdigest()
+    """Tells two StartRun calls under one idempotency key apart. A later release may have further options."""
+    return hashlib.sha256(_START.dump_json((config, [*hypotheses]), exclude_defaults=True)).hexdigest()
 
 
 def _same(run: Run, config: RunConfig, fingerprint: str) -> Run:

@@ -380,7 +380,7 @@ class Backoff:
 def base_model_of(name: str, configured: Configured, files: JobFiles) -> str:
     """Finds the directory of a base model of the settings, if named; after an epoch, that with which the job has begun.
 
-    Raises NotFound for an unknown name, FailedPrecondition where the model is not there.
+    Raises NotFound for an unknown name, FailedPrecondition where the model is not there, Unavailable where the hub is.
     """
     if not name:
         return ""

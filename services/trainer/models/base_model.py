@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from aeenc.errors import DataLoss, FailedPrecondition
+from aeenc.errors import DataLoss, FailedPrecondition, Unavailable
 from services.store.files import sha256_of
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -55,7 +55,7 @@ def find_base_model(name: str, sha256: str = "", setting: str = "AEENC_TRAINER_B
 
     `sha256` is what that of its weights must be, in hexadecimal; empty: anything, but the default's as published.
     `setting` is the one that names the model. Raises FailedPrecondition if there is none, DataLoss if the weights are
-    others.
+    others, Unavailable if the hub is away.
     """
     if name == DEFAULT_NAME:
         if sha256:
@@ -66,7 +66,7 @@ def find_base_model(name: str, sha256: str = "", setting: str = "AEENC_TRAINER_B
 
 
 def find_cross_encoder(name: str) -> Path:
-    """Finds the directory of a cross-encoder with the same three files. Raises FailedPrecondition if there is none."""
+    """Finds the directory of a cross-encoder with the same three files. Raises FailedPrecondition, Unavailable."""
     return _find(name, "cross-encoder", "AEENC_TRAINER_CROSS_ENCODER", (*FILES, *TOKENIZER_FILES))
 
 
@@ -110,11 +110,13 @@ def _checked(directory: Path, sha256: str, remedy: str) -> Path:
 
 def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises many unrelated classes
-        raise FailedPrecondition(
+        is_away = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, OfflineModeIsEnabled)
+        raise (Unavailable if is_away else FailedPrecondition)(
             f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(error).__name__}); "
             f"correct {setting}"
         ) from error

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from aeenc.evaluation import UNRANKED
+from services.store.files import sha256_of
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report, evaluate
 from services.trainer.evaluation.ranking import nearest, ranks_in
 from services.trainer.jobs.job import JobConfig
@@ -186,6 +187,7 @@ class RerankingTask:
         config: Any = encoders.query.model.config
         text = json.dumps({**config.to_dict(), "_name_or_path": ""}, indent=1)  # it would be a path of this machine
         model = exported_cross_encoder(encoders.query, self.batches, text)
+        meta["lineage"]["weights_sha256"] = sha256_of(self._start / "model.safetensors")  # those that it began with
         return {"version": write_checkpoint(self.inputs.store, model, meta, *of_query).id}
 
     @property

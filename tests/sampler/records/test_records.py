@@ -5,16 +5,18 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from pydantic import TypeAdapter
 
 import aeenc
 from aeenc import errors
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Verdict
 from aeenc.v1 import registry_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
+from aeenc.values import NegativeFilter, RunConfig
 from services.sampler.acs.algorithm import (
     ADDED,
     AcceptedPremise,
@@ -26,11 +28,12 @@ from services.sampler.acs.algorithm import (
     Tree,
     known_by,
 )
+from services.sampler.execution import sampling
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
-from services.sampler.records.runs import Run
+from services.sampler.records.runs import Hypothesis, Run
 from services.store.life_cycles import LIVE
 from services.store.redis import WorkLease, connect
 from services.store.requests import Request
@@ -299,6 +302,19 @@ async def test_a_run_is_resumed_once_for_a_request_id(world: SamplerWorld):
             await client.channel.unary(stub.ResumeRun, sampler_pb2.ResumeRunRequest(run_id=run.id, request_id="c1"))
 
 
+def test_a_start_is_the_same_for_a_later_release_with_further_options(monkeypatch: pytest.MonkeyPatch):
+    config, roots = RunConfig(corpus="science", negative_filter=NegativeFilter()), [Hypothesis("t", "hypothesis 1")]
+    before = sampling._fingerprint(config, roots)
+    more: Any = [
+        make_dataclass("Later", [("mood", str, "")], bases=(one,), frozen=True) for one in (RunConfig, Hypothesis)
+    ]
+    monkeypatch.setattr(sampling, "_START", TypeAdapter(tuple[more[0], list[more[1]]]))
+    config, roots = more[0](corpus="science", negative_filter=NegativeFilter()), [more[1]("t", "hypothesis 1")]
+    assert sampling._fingerprint(config, roots) == before
+    assert sampling._fingerprint(replace(config, mood="tired"), roots) != before
+    assert sampling._fingerprint(replace(config, negative_filter=None), roots) != before
+
+
 async def widen(redis: Any, keys: RunKeys, run_id: str) -> None:
     """Rewrites a run's records as a later minor release would: with something more in each."""
 
@@ -357,7 +373,13 @@ async def test_a_run_of_a_newer_release_or_a_damaged_one_is_refused_by_name_and_
         people = aeenc.PeopleClient(client.channel)
         assert (await people.lease("ann"), (await people.list_queues("ann"))[0].total.tasks) == ([], 0)
         assert await pair_set(client, run.id) == brute_force()
-    assert await redis.hgetall(keys.record(newer.id)) == before
+        assert await redis.hgetall(keys.record(newer.id)) == before
+        await redis.hset(keys.record(newer.id), "format_version", 1)  # somebody has restored it
+
+        async def leased() -> bool:
+            return bool(await people.lease("ann"))
+
+        await eventually(leased)
     await redis.aclose()
 
 

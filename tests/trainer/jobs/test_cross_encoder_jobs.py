@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import trainer_pb2, types_pb2
+from services.store.files import sha256_of
 from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import Configured
@@ -37,7 +38,8 @@ async def test_a_cross_encoder_is_trained_published_and_asked_for_scores(world: 
     assert (checkpoint.space_id, checkpoint.base_version) == ("cross-encoder", world.space.version)
     artifact = world.space.store.open("checkpoints", job.version)
     assert json.loads(artifact.file("config.json").read_bytes())["model_type"] == "mpnet"
-    assert artifact.meta["lineage"]["base_model"] == "another"
+    lineage, weights = artifact.meta["lineage"], tmp_path / "another" / "model.safetensors"
+    assert (lineage["base_model"], lineage["weights_sha256"]) == ("another", sha256_of(weights))
     registry = RegistryClient(Channel(world.trainer.channel.target, timeout_s=20))
     published = await registry.publish(job.version, wait_s=20)
     await registry.channel.close()
@@ -57,6 +59,16 @@ def test_a_job_that_has_learned_goes_on_with_its_base_model_whatever_the_setting
     assert base_model_of("large", now, files) == str(paths[1]), "nothing is learned yet"
     (files.directory / EPOCH_STATE).touch()
     assert base_model_of("large", now, files) == base_model_of("large", Configured({}, {}), files) == str(paths[0])
+
+
+@pytest.mark.parametrize(("offline", "refusal"), [(False, errors.Unavailable), (True, errors.FailedPrecondition)])
+def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_nobody_may_ask_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool, refusal: type[errors.AeencError]
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(refusal, match=r"bert-large' is not a directory and .*; correct AEENC_TRAINER_BASE_MODELS"):
+        base_model_of("large", Configured({}, {"large": "nobody/bert-large"}), JobFiles(tmp_path))
 
 
 @pytest.mark.parametrize("setting", ["base_models", "losses"])
