@@ -33,6 +33,8 @@ def keep_table(
 ) -> None:
     """Prints a table, keeps it as that of the command and its data, and writes the page anew.
 
+    One of another command line stays: a run over fewer queries, or over a sample, must not take its place.
+
     `name` tells it from other tables of the same data. The command line is that of this process, data first.
     """
     data, of, given = data.resolve(), Path((sys.argv[1:] or [str(data)])[0]).resolve(), sys.argv[2:]
@@ -52,6 +54,9 @@ def keep_table(
     folder = RESULTS / "seeds"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'-'.join(title.split())}.json"
+    if path.exists() and (kept := json.loads(path.read_bytes())["command"]) != record["command"]:
+        print(f"not kept: {path} is of `{kept}`; remove it to keep this table instead")
+        return
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     records = [json.loads(one.read_bytes()) for one in sorted(folder.glob("*.json"))]
     folder.with_suffix(".md").write_text("\n".join([_HEAD, *map(_section, records)]))

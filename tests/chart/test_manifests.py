@@ -282,6 +282,10 @@ def test_a_list_without_peers_admits_nobody_where_an_empty_from_would_admit_ever
         ({"encodr": {}}, "encodr"),
         ({"redis": {"bundled": {"enabled": False}}}, "redis.external.urlSecret.name"),
         ({"workbench": {"enabled": True}}, "workbench.url"),
+        (
+            {"settings": {"LOG_LEVEL": "debug"}, "index": {"secretSettings": {"LOG_LEVEL": {"name": "s", "key": "k"}}}},
+            "AEENC_INDEX_LOG_LEVEL stands in settings and in secretSettings; leave one out",
+        ),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(values: dict[str, Any], named: str):

@@ -17,7 +17,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_replaces_its_own_table_alone_and_says_its_command(results: Path, monkeypatch, tmp_path: Path):
+def test_a_run_replaces_its_own_table_alone_and_says_its_command(results: Path, monkeypatch, capsys, tmp_path: Path):
     data = tmp_path / "snli"
     for base, found in (("mini", 0.5), ("other", 0.25), ("mini", 0.75)):
         monkeypatch.setattr(sys, "argv", ["nli", str(data), "--only", "gist", "--sts", "a b"])
@@ -28,6 +28,11 @@ def test_a_run_replaces_its_own_table_alone_and_says_its_command(results: Path, 
     assert rows == ["| gist   | 0.7500 |", "| gist   | 0.2500 |"]
     assert """    make nli DATA=DIR/snli ARGS='--only gist --sts '"'"'a b'"'"''\n""" in told
     assert str(tmp_path) not in told
+    for narrower in ("nli", str(data), "--only", "gist"), ("nli", str(tmp_path / "elsewhere" / "snli")):
+        monkeypatch.setattr(sys, "argv", list(narrower))
+        page.keep_table("nli", Path(narrower[1]), "Some.", ["system", "MAP"], [["gist", 1.0]], "mini")
+        assert (results / "seeds.md").read_text() == told
+        assert "not kept: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from aeenc.values import NegativeFilter, RunConfig
 from services.sampler.acs.algorithm import (
     ADDED,
     AcceptedPremise,
+    Amendment,
     Growth,
     Known,
     Node,
@@ -29,11 +30,13 @@ from services.sampler.acs.algorithm import (
     known_by,
 )
 from services.sampler.execution import sampling
+from services.sampler.execution.run_worker import RunStopped, RunWorker
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeCommit, NodeStore
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Run
+from services.sampler.settings import OracleSettings
 from services.store.life_cycles import LIVE
 from services.store.redis import WorkLease, connect
 from services.store.requests import Request
@@ -216,6 +219,25 @@ async def test_a_worker_has_its_lease_again_unless_another_has_worked_meanwhile(
     assert await stores.runs.cycles.transition(stores.run_id, LIVE, "FAILED", owner="me") == "LOST"
     await stores.take_over("me")
     assert await stores.nodes.commit(stores.run, "me", [COMMIT]) == ["OK"]
+
+
+async def test_a_worker_whose_run_another_has_worked_on_acknowledges_no_amendment(stores: Stores):
+    """Nor one that changes nothing in its own trees: they may lack what a successor's have."""
+    await stores.nodes.commit(stores.run, "me", [COMMIT])
+    oracle, retrieval, mine = AsyncMock(), AsyncMock(), await stores.take_over("me")
+    oracle.amended.return_value = [Amendment("0-0", OUTCOME.result.accepted, "task", 1)]
+    oracle.settings = OracleSettings(target="unused:1")
+    retrieval.barred.return_value = frozenset()
+    run = await stores.runs.get(stores.run_id)
+    worker = RunWorker(run, mine, stores.runs, stores.nodes, retrieval, oracle, 1)
+    await worker._grow()
+    assert oracle.grown.call_count == 1
+    await stores.redis.delete(stores.keys.lease(stores.run_id))
+    await (await stores.take_over("another")).release()
+    mine._sure_until = 0.0  # as after a silence longer than its term
+    with pytest.raises(RunStopped):
+        await worker._grow()
+    assert oracle.grown.call_count == 1
 
 
 async def test_every_record_of_a_run_names_its_format_and_stays(stores: Stores):
