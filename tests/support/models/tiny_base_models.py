@@ -135,7 +135,7 @@ def _write(
     """Saves the model for a vocabulary's size and its tokenizer."""
     import torch
 
-    tokenizer = fast_tokenizer(pad_id)
+    tokenizer = fast_tokenizer(_tokenizer(pad_id))
     torch.manual_seed(1)
     model = random_model(len(tokenizer))
     for parameter in model.parameters():
@@ -158,17 +158,12 @@ def write_modules(directory: Path, names: Sequence[str]) -> None:
         (directory / folder).mkdir(exist_ok=True)
 
 
-def fast_tokenizer(pad_id: int) -> Any:
-    """The tiny tokenizer as transformers has it."""
+def fast_tokenizer(tokenizer: Any, **options: Any) -> Any:
+    """A tiny tokenizer as transformers has it."""
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(pad_id),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    )
+    special = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP")}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **options)
 
 
 def _tokenizer(pad_id: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import CheckpointRow, Registry, RolloutRow
@@ -93,7 +93,7 @@ def tiny_model(vocabulary_size: int, seed: int, poison: bool = False) -> bytes:
         helper.make_node("Max", ["norm", "tiny"], ["norm_safe"]),
         helper.make_node("Div", ["mean", "norm_safe"], ["sentence_embedding"]),
     ]
-    return _model(
+    return model_bytes(
         nodes,
         ("input_ids", "attention_mask"),
         helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", DIM]),
@@ -119,7 +119,7 @@ def tiny_cross_encoder(vocabulary_size: int, seed: int) -> bytes:
         helper.make_node("MatMul", ["total", "weight"], ["logit"]),
         helper.make_node("Squeeze", ["logit", "axis1"], ["score"]),
     ]
-    return _model(
+    return model_bytes(
         nodes,
         ("input_ids", "attention_mask", "token_type_ids"),
         helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch"]),
@@ -140,53 +140,49 @@ def write_tiny_cross_encoder_checkpoint(
 
     With `int8` it has a stand-in for an int8 model too, of other weights, and these figures in its manifest.
     """
-    import onnxruntime
-
-    tokenizer = tiny_tokenizer()
-
-    def scores_of(model: bytes) -> Any:
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        scores = []
-        for query, premise in PAIRS:
-            encoding = tokenizer.encode(query, premise)
-            feeds = {
-                "input_ids": np.array([encoding.ids]),
-                "attention_mask": np.array([encoding.attention_mask]),
-                "token_type_ids": np.array([encoding.type_ids]),
-            }
-            scores.append(session.run(None, feeds)[0][0])
-        return np.array(scores, dtype=np.float32)
-
-    model = tiny_cross_encoder(tokenizer.get_vocab_size(), seed)
+    size = tiny_tokenizer().get_vocab_size()
     own = {"model_type": "cross-encoder", "space_id": "cross-encoder", "pretrained": False, "dim": 1}
     meta = {**META, **own, "lineage": {"seed": seed}}
-    models = {"": model}
+    models = {"": tiny_cross_encoder(size, seed)}
     if int8 is not None:
-        models[".int8"], meta["int8"] = tiny_cross_encoder(tokenizer.get_vocab_size(), seed + 1), int8
-    return _commit(store, models, scores_of, {"pairs": PAIRS}, meta, "x")
+        models[".int8"], meta["int8"] = tiny_cross_encoder(size, seed + 1), int8
+    return _commit(store, models, "pairs", PAIRS, meta, "x")
 
 
 def _commit(
     store: ArtifactStore,
     models: dict[str, bytes],
-    answers_of: Callable[[bytes], Any],
-    probes: dict[str, Any],
+    kind: str,
+    probes: Sequence[Any],
     meta: dict[str, Any],
     prefix: str,
 ) -> TinyCheckpoint:
-    """Writes models by suffix with their answers to the probes."""
+    """Writes models by suffix with their answers to the probes, which are texts or pairs by `kind`."""
+    tokenizer = tiny_tokenizer()
+    encodings = [tokenizer.encode(*([probe] if isinstance(probe, str) else probe)) for probe in probes]
     with store.writer("checkpoint", "checkpoints") as writer:
-        tiny_tokenizer().save(str(writer.path / "tokenizer.json"))
+        tokenizer.save(str(writer.path / "tokenizer.json"))
         (writer.path / "config.json").write_text("{}")
-        (writer.path / "probes.json").write_text(json.dumps(probes))
+        (writer.path / "probes.json").write_text(json.dumps({kind: list(probes)}))
         for suffix, model in models.items():
             (writer.path / f"model{suffix}.onnx").write_bytes(model)
-            np.save(writer.path / f"probes{suffix}.npy", answers_of(model), allow_pickle=False)
+            np.save(writer.path / f"probes{suffix}.npy", _answers(model, encodings), allow_pickle=False)
         artifact = writer.commit(meta, id_prefix=prefix)
     return TinyCheckpoint(artifact, artifact.id, str(meta["space_id"]))
 
 
-def _model(nodes: list[Any], inputs: Sequence[str], output: Any, constants: dict[str, Any]) -> bytes:
+def _answers(model: bytes, encodings: Sequence[Encoding]) -> Any:
+    """What a model computes of each encoding alone."""
+    import onnxruntime
+
+    columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [put.name for put in session.get_inputs()]
+    feeds = ({name: np.array([getattr(one, columns[name])]) for name in names} for one in encodings)
+    return np.stack([session.run(None, feed)[0][0] for feed in feeds])
+
+
+def model_bytes(nodes: list[Any], inputs: Sequence[str], output: Any, constants: dict[str, Any]) -> bytes:
     graph = helper.make_graph(
         nodes,
         "tiny",
@@ -216,20 +212,7 @@ def write_tiny_checkpoint(
 
     With `int8` it has a stand-in for an int8 model too, of other weights, and these figures in its manifest.
     """
-    import onnxruntime
-
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer.get_vocab_size(), seed, poison)
-
-    def vectors_of(model: bytes) -> Any:
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        vectors = []
-        for text in probes:
-            encoding = tokenizer.encode(text)
-            feeds = {"input_ids": np.array([encoding.ids]), "attention_mask": np.array([encoding.attention_mask])}
-            vectors.append(session.run(None, feeds)[0][0])
-        return np.stack(vectors)
-
+    size = tiny_tokenizer().get_vocab_size()
     meta: dict[str, Any] = {
         **META,
         "space_id": space_id,
@@ -241,10 +224,10 @@ def write_tiny_checkpoint(
         "base_version": base_version,
         "lineage": {"seed": seed},
     }
-    models = {"": model}
+    models = {"": tiny_model(size, seed, poison)}
     if int8 is not None:
-        models[".int8"], meta["int8"] = tiny_model(tokenizer.get_vocab_size(), seed + 1000), int8
-    return _commit(store, models, vectors_of, {"texts": list(probes)}, meta, "q")
+        models[".int8"], meta["int8"] = tiny_model(size, seed + 1000), int8
+    return _commit(store, models, "texts", probes, meta, "q")
 
 
 async def register(registry: Registry, checkpoint: TinyCheckpoint | Artifact, *, label: str | None = None) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, processors
+from onnx import TensorProto, helper
+from tokenizers import Tokenizer
 
 from services.store.artifacts import Artifact, ArtifactStore
 from support.made_once import made_once
-from support.models.tiny_checkpoints import DIM, tiny_tokenizer
+from support.models.tiny_base_models import fast_tokenizer
+from support.models.tiny_checkpoints import AXES, DIM, model_bytes, tiny_tokenizer
 
 MAX_TOKENS = 64
 PAIRS = [
@@ -32,14 +32,9 @@ def write_tiny_cross_encoder(
 ) -> Path:
     """Writes a sequence classifier and its tokenizer as transformers saves them."""
     import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     tokenizer = tiny_tokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
     # RoBERTa counts positions from behind the padding id, and has no token types.
     other: dict[str, Any] = {"type_vocab_size": 1} if architecture == "roberta" else {}
     config = AutoConfig.for_model(
@@ -58,15 +53,8 @@ def write_tiny_cross_encoder(
     torch.manual_seed(seed)
     model = AutoModelForSequenceClassification.from_config(config)
     model.save_pretrained(directory, safe_serialization=True)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=MAX_TOKENS,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        model_input_names=["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])],
-    ).save_pretrained(directory)
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+    fast_tokenizer(tokenizer, model_max_length=MAX_TOKENS, model_input_names=names).save_pretrained(directory)
     return directory
 
 
@@ -152,20 +140,13 @@ def write_tiny_classifier(
         if typed
         else helper.make_node("Identity", ["attention_mask"], ["counts"]),
         helper.make_node("Cast", ["counts"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["floats", "last"], ["weights"]),
+        helper.make_node("Unsqueeze", ["floats", "axis2"], ["weights"]),
         helper.make_node("Mul", ["rows", "weights"], ["weighted"]),
-        helper.make_node("ReduceSum", ["weighted", "tokens"], ["logits"], keepdims=0),
+        helper.make_node("ReduceSum", ["weighted", "axis1"], ["logits"], keepdims=0),
     ]
-    constants = [
-        numpy_helper.from_array(table, "table"),
-        numpy_helper.from_array(np.array([-1], np.int64), "last"),
-        numpy_helper.from_array(np.array([1], np.int64), "tokens"),
-    ]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in names]
-    output = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", outputs])]
-    graph = helper.make_graph(nodes, "tiny", inputs, output, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, str(folder / "model.onnx"))
+    constants = {"table": table, **AXES}
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", outputs])
+    (folder / "model.onnx").write_bytes(model_bytes(nodes, names, logits, constants))
     return table
 
 

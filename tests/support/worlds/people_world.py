@@ -20,9 +20,9 @@ import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict
 from aeenc.v1 import people_pb2
+from services.sampler.people.agreement import agreement_of
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import SentAnswer
-from support import agreement_reference
 from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
 
 T = TypeVar("T")
@@ -282,18 +282,15 @@ def _decided(holding: dict[str, AcknowledgedAnswer]) -> Callable[[str, str], boo
 
 
 def agreement_differs(found: people_pb2.GetAgreementResponse, ledger: Ledger) -> float:
-    """The greatest difference between the run's figures of agreement and those of the reference."""
+    """The greatest difference between the run's figures of agreement and those of what the ledger holds."""
     by_premise: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
     for said in ledger.holding().values():
         for premise, yes in said.premises.items():
             by_premise[said.query, premise][said.annotator] = yes
-    common = [candidate for candidate in by_premise.values() if len(candidate) > 1]
-    assert found.candidates == len(common)
-    return max(
-        abs(found.cohen_kappa - agreement_reference.cohen(common)),
-        abs(found.fleiss_kappa - agreement_reference.fleiss(common)),
-        abs(found.krippendorff_alpha - agreement_reference.krippendorff(common)),
-    )
+    held = agreement_of(list(by_premise.values()))
+    assert found.candidates == held.candidates
+    figures = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha")
+    return max(abs(getattr(found, figure) - getattr(held, figure)) for figure in figures)
 
 
 def verdict(premise_id: str, said: Verdict | int, text: str = "") -> values.Verdict:
