@@ -193,27 +193,29 @@ def test_every_rpc_has_an_expectation() -> None:
     assert names(NEEDS_TOKEN) | names(NEEDS_ADMIN_TOKEN) | names(NEEDS_THE_ORACLES_TOKEN) == set(methods())
 
 
-async def test_with_both_tokens_admin_services_need_the_admin_token_and_the_others_take_either(build: Any) -> None:
-    servers = build(token="common", admin_token="admin")
-    async with serving(servers):
-        assert await all_outcomes(servers) == expected(COMMON, ADMIN)
+ANYBODY, ONE_TOKEN = dict.fromkeys(SENT, "OK"), {**COMMON, "admin": "UNAUTHENTICATED"}
+BOTH = {"token": "common", "admin_token": "admin"}
 
 
-async def test_without_an_admin_token_the_common_one_opens_all(build: Any) -> None:
-    servers = build(token="common")
-    one_token = {**COMMON, "admin": "UNAUTHENTICATED"}
-    async with serving(servers):
-        assert await all_outcomes(servers) == expected(one_token, one_token)
-
-
-async def test_without_tokens_on_loopback_every_rpc_is_open_and_with_an_admin_token_alone_only_admin_services_are_not(
-    build: Any,
+@pytest.mark.parametrize(
+    ("tokens", "has_file", "common", "admin"),
+    [
+        pytest.param(BOTH, False, COMMON, ADMIN, id="both, of which others than admin services take either"),
+        pytest.param(BOTH, True, COMMON, ADMIN, id="both, beside a file of credentials"),
+        pytest.param({"token": "common"}, False, ONE_TOKEN, ONE_TOKEN, id="no admin token: the common one opens all"),
+        pytest.param({}, False, ANYBODY, ANYBODY, id="none: on loopback all is open"),
+        pytest.param(
+            {"admin_token": "admin"}, False, ANYBODY, {**COMMON, "token": "UNAUTHENTICATED"}, id="an admin token alone"
+        ),
+    ],
+)
+async def test_the_tokens_of_the_settings_open_what_the_page_says(
+    build: Any, tmp_path: Path, tokens: dict[str, str], has_file: bool, common: dict[str, str], admin: dict[str, str]
 ) -> None:
-    servers, half = build(), build(admin_token="admin")
-    anybody = dict.fromkeys(SENT, "OK")
-    async with serving([*servers, *half]):
-        assert await all_outcomes(servers) == expected(anybody, anybody)
-        assert await all_outcomes(half) == expected(anybody, {**COMMON, "token": "UNAUTHENTICATED"})
+    (tmp_path / "tokens.toml").touch()
+    servers = build(**tokens, **({"tokens_file": tmp_path / "tokens.toml"} if has_file else {}))
+    async with serving(servers):
+        assert await all_outcomes(servers) == expected(common, admin)
 
 
 @needs_openssl
@@ -266,13 +268,6 @@ async def test_a_named_credential_opens_what_its_role_and_its_services_cover(bui
                 for rpc in found
             }
             assert found == wanted
-
-
-async def test_with_a_file_of_credentials_the_two_tokens_open_what_they_opened(build: Any, tmp_path: Path) -> None:
-    (tmp_path / "tokens.toml").write_text("")
-    servers = build(tokens_file=tmp_path / "tokens.toml", token="common", admin_token="admin")
-    async with serving(servers):
-        assert await all_outcomes(servers) == expected(COMMON, ADMIN)
 
 
 class Silent(Oracle):

@@ -39,27 +39,34 @@ asyncio.run(main())
 """
 
 
-def _request(path: bytes, request_id: bytes = b"1") -> bytes:
-    """The beginning of an HTTP/2 connection with one gRPC request for `path`, as a client of bytes would send it."""
+OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
-    def text(value: bytes) -> bytes:
-        return bytes([len(value)]) + value
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
-    post, http = b"\x83", b"\x86"
-    headers = post + http + b"\x04" + text(path) + b"\x01" + text(b"localhost")
-    headers += b"\x0f\x10" + text(b"application/grpc") + b"\x00" + text(b"te") + text(b"trailers")
-    headers += b"\x00" + text(b"x-request-id") + text(request_id)
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers)
+
+def call_frame(path: bytes, request_id: bytes = b"1") -> bytes:
+    """The headers of a gRPC call, as a client of bytes would send them."""
+    headers = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": path,
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+        b"x-request-id": request_id,
+    }
+    block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in headers.items())
+    return frame(1, 4, 1, block)
 
 
 async def test_a_request_that_ends_grpcs_own_loop_does_not_end_the_service() -> None:
     async with GrpcServer(ServiceSettings(port=0)) as server:
         for _ in range(3):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(_request(b"/\xff"))
+            writer.write(OPENING + frame(4, 0, 0) + call_frame(b"/\xff"))
             await writer.drain()
             await asyncio.sleep(0.2)
             writer.close()
@@ -76,7 +83,7 @@ def test_a_header_that_is_not_utf8_is_logged_without_its_value() -> None:
     assert process.stderr is not None
     lines: list[str] = []
     with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as connection:
-        connection.sendall(_request(b"/grpc.health.v1.Health/Check", b"secret\xff"))
+        connection.sendall(OPENING + frame(4, 0, 0) + call_frame(b"/grpc.health.v1.Health/Check", b"secret\xff"))
         while lines[-1:] != [""] and "not UTF-8" not in "".join(lines):  # "": the process has ended
             lines.append(process.stderr.readline())
     _, rest = process.communicate("", 20)

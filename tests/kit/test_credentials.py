@@ -19,9 +19,8 @@ from kit.test_server import Settings, build
 from redis.exceptions import AuthenticationError
 
 from aeenc import Channel, EncoderClient, errors
-from aeenc.v1 import index_pb2, index_pb2_grpc, sampler_pb2
+from aeenc.v1 import index_pb2, index_pb2_grpc
 from services.index.settings import IndexSettings
-from services.kit.convert import named_fields
 from services.kit.credentials import credential_file
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, new_token, parse, render
 from services.kit.credentials.gate import ANYBODY, Caller, Gate, TokenBucket
@@ -190,6 +189,8 @@ def test_a_file_closes_what_was_open_without_tokens_and_the_two_tokens_go_on(tmp
         assert refusal(gate(path, clock, **fields), "").startswith("UNAUTHENTICATED")
     both = gate(path, clock, token="common", admin_token="admin")
     assert [both.admit(LEASE, f"Bearer {sent}").name for sent in ("common", "admin")] == ["token", "admin-token"]
+    both.admin_services.add("aeenc.v1.IndexService")
+    assert "PERMISSION_DENIED: /aeenc.v1.IndexService/Search needs the admin token" in refusal(both, "common")
 
 
 def test_a_changed_file_is_used_and_a_wrong_one_leaves_the_last_good_one_and_says_so(tmp_path: Path) -> None:
@@ -389,16 +390,6 @@ def test_every_corpus_that_a_request_can_name_is_found() -> None:
     assert not [name for name, one in requests.items() if repeats(one)], "named_fields does not look into lists"
 
 
-def test_names_are_found_in_a_request_and_in_what_it_holds() -> None:
-    assert ("corpus", "science") in named_fields(index_pb2.SearchRequest(corpus="science"))
-    header = index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science"))
-    assert ("corpus", "science") in list(named_fields(header))
-    assert not list(named_fields(index_pb2.BuildGenerationRequest()))
-    assert ("corpus", "") in list(named_fields(index_pb2.SearchRequest()))
-    config = sampler_pb2.StartRunRequest(config=sampler_pb2.RunConfig(corpus="science"))
-    assert ("corpus", "science") in list(named_fields(config))
-
-
 async def test_a_caller_stands_in_log_metrics_and_info_and_a_quota_reaches_them_with_the_time_to_wait(
     tmp_path: Path,
 ) -> None:
@@ -423,6 +414,8 @@ async def test_a_caller_stands_in_log_metrics_and_info_and_a_quota_reaches_them_
             for name, code in (("ann", "OK"), ("ann", "RESOURCE_EXHAUSTED"), ("bob", "INTERNAL"))
         }
         assert counts == {("ann", "OK"): 5, ("ann", "RESOURCE_EXHAUSTED"): 1, ("bob", "INTERNAL"): 1}
+        of_method = {"method": "/aeenc.v1.EncoderService/Encode", "code": "INTERNAL"}
+        assert server.metrics.get_sample_value("aeenc_rpc_total", of_method) == 1
         assert server.metrics.get_sample_value("aeenc_tokens_file_in_force") == 1
         write(path, text="?")
         os.utime(path, (1, 1))

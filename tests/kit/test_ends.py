@@ -12,33 +12,26 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.test_server import Settings
 
 from aeenc import Channel, EncoderClient, TrainerClient, errors
 from aeenc.v1 import encoder_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from services.kit.server import GrpcServer
-from services.kit.settings import ServiceSettings
 from support.waiting import eventually, until
 from support.worlds.index_world import HashedEncoder
 
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
-class Settings(ServiceSettings):
-    service = "test"
-
-
 def build(**fields: Any) -> tuple[GrpcServer, HashedEncoder]:
     server, servicer = GrpcServer(Settings(log_level="warning", **fields)), HashedEncoder()
     server.add(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer, "aeenc.v1.EncoderService")
-    server.on_start(_ready(server))
-    return server, servicer
 
-
-def _ready(server: GrpcServer) -> Any:
     async def ready() -> None:
         server.readiness.serving()
 
-    return ready
+    server.on_start(ready)
+    return server, servicer
 
 
 @pytest.fixture

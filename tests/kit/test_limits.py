@@ -17,36 +17,30 @@ def test_what_is_within_the_limits_passes() -> None:
     check_count(4, LIMITS, "ids")
 
 
-def test_no_text_is_refused_with_what_to_give() -> None:
-    with pytest.raises(errors.InvalidArgument, match="texts: is empty; give 1 to 4") as caught:
-        check_texts([], LIMITS)
-    assert caught.value.violations[0].field == "texts"
-
-
-@pytest.mark.parametrize("text", ["", " ", "\n\t"])
-def test_an_empty_text_is_named_by_its_position(text: str) -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"texts\[1\]: is empty; give a sentence") as caught:
-        check_texts(["a", text], LIMITS)
-    assert not isinstance(caught.value, errors.TooLarge)
-
-
-@pytest.mark.parametrize(("text", "size"), [("b" * 17, 17), ("é" * 9, 18), ("\U0001f525" * 5, 20)])
-def test_a_text_over_the_limit_is_measured_in_bytes(text: str, size: int) -> None:
-    with pytest.raises(errors.TooLarge, match=rf"hypotheses\[0\]: {size} bytes are over the limit of 16"):
-        check_texts([text], LIMITS, "hypotheses")
-
-
-def test_every_bad_text_is_named() -> None:
-    with pytest.raises(errors.TooLarge, match="and 1 more") as caught:
-        check_texts(["", "a", "b" * 17], LIMITS)
-    assert [violation.field for violation in caught.value.violations] == ["texts[0]", "texts[2]"]
-
-
-def test_too_many_items_are_refused_and_told_to_be_split() -> None:
-    with pytest.raises(errors.TooLarge, match="5 items are over the limit of 4 a call; split the call") as caught:
-        check_texts(["a"] * 5, LIMITS)
-    assert caught.value.reason == "OVER_LIMIT"
-    assert caught.value.violations[0].field == "texts"
+@pytest.mark.parametrize(
+    ("texts", "kind", "said", "fields"),
+    [
+        ([], errors.InvalidArgument, "texts: is empty; give 1 to 4", ["texts"]),
+        *(
+            (["a", text], errors.InvalidArgument, r"texts\[1\]: is empty; give a sentence", ["texts[1]"])
+            for text in ("", " ", "\n\t")
+        ),
+        *(
+            ([text], errors.TooLarge, rf"texts\[0\]: {size} bytes are over the limit of 16", ["texts[0]"])
+            for text, size in (("b" * 17, 17), ("é" * 9, 18), ("\U0001f525" * 5, 20))
+        ),
+        (["", "a", "b" * 17], errors.TooLarge, "and 1 more", ["texts[0]", "texts[2]"]),
+        (["a"] * 5, errors.TooLarge, "5 items are over the limit of 4 a call; split the call", ["texts"]),
+    ],
+)
+def test_every_wrong_text_is_named_with_what_to_give(
+    texts: list[str], kind: type[errors.InvalidArgument], said: str, fields: list[str]
+) -> None:
+    with pytest.raises(kind, match=said) as caught:
+        check_texts(texts, LIMITS)
+    assert type(caught.value) is kind
+    assert [violation.field for violation in caught.value.violations] == fields
+    assert caught.value.reason == ("OVER_LIMIT" if kind is errors.TooLarge else "INVALID_ARGUMENT")
 
 
 @pytest.mark.parametrize("k", [0, -1, 11])

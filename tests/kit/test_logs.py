@@ -87,7 +87,7 @@ def test_logs_that_are_set_aside_keep_their_order_and_the_oldest_goes(tmp_path: 
 
 
 def test_a_log_file_that_cannot_be_written_stops_the_start_by_name(tmp_path: Path):
-    command = [sys.executable, "-m", "services.index", "--port", "0", "--log-file", str(tmp_path / "none" / "x.log")]
+    command = [sys.executable, "-c", PROCESS, str(tmp_path / "none" / "x.log")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert ended.returncode == 1
     told = r"^the service stopped: log_file .*x\.log cannot be written \(No such file or directory\); name another"

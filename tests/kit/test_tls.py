@@ -10,25 +10,19 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.test_server import Settings
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
-from pydantic_settings import SettingsConfigDict
 from structlog.testing import capture_logs
 
 from aeenc import Channel, EncoderClient, errors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import healthcheck
 from services.kit.server import Certificates, GrpcServer
-from services.kit.settings import ServiceSettings
 from services.sampler.oracles.gateway import OracleGateway, OracleMetrics
 from services.sampler.settings import OracleSettings
 from support.certificates import certify, needs_openssl
 from support.worlds.index_world import HashedEncoder
-
-
-class Settings(ServiceSettings):
-    model_config = SettingsConfigDict(env_prefix="AEENC_TEST_")
-    service = "test"
 
 
 def build(**fields: Any) -> GrpcServer:

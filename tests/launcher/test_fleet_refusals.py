@@ -76,14 +76,6 @@ def test_the_ports_of_what_starts_again_are_not_taken(
     assert (running, targets["encoder"], process.alive) == ({}, f"127.0.0.1:{port}", False)
 
 
-def test_a_home_of_another_format_is_left_alone(tmp_path: Path):
-    record = '{"format_version": 99}'
-    (tmp_path / "fleet.json").write_text(record)
-    with pytest.raises(errors.FailedPrecondition, match="format_version 99"):
-        Fleet(tmp_path).up(Options(base_port=0))
-    assert (tmp_path / "fleet.json").read_text() == record
-
-
 def test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_that_has_added(tmp_path: Path):
     fleet, options = Fleet(tmp_path), Options(base_port=0)
     fleet._write(options, {"encoder": "127.0.0.1:1"}, {}, "")

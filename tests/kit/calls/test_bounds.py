@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.test_broken_requests import OPENING, call_frame, frame
 from kit.test_credentials import credential, write
 from kit.test_server import Servicer, build
 
@@ -222,26 +223,7 @@ async def test_connections_beyond_the_limit_are_closed_and_those_that_are_open_g
         await asyncio.gather(*(channel.close() for channel in channels))
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def watch_frames() -> bytes:
-    """The frames of a health watch."""
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": "/grpc.health.v1.Health/Watch",
-        ":authority": "here",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    block = b"".join(
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in headers.items()
-    )
-    return frame(1, 4, 1, block) + frame(0, 1, 1, bytes(5))
+WATCH_FRAMES = call_frame(b"/grpc.health.v1.Health/Watch") + frame(0, 1, 1, bytes(5))
 
 
 async def frames_of(reader: asyncio.StreamReader) -> AsyncIterator[int]:
@@ -261,7 +243,7 @@ async def test_a_caller_of_any_language_may_ping_every_ten_seconds(
     monkeypatch.setattr(server_module, "CALLER_PING_S", 0.02)
     async with serving(connection_age_s=0) as (server, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + (watch_frames() if has_call else b""))
+        writer.write(OPENING + frame(4, 0, 0) + (WATCH_FRAMES if has_call else b""))
         for _ in range(10):
             await asyncio.sleep(0.06)
             writer.write(frame(6, 0, 0, bytes(8)))
@@ -278,7 +260,7 @@ async def test_a_watcher_who_reads_nothing_holds_up_neither_other_watchers_nor_t
     async with serving() as (server, _), connected(server) as channel:
         _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         no_window = frame(4, 0, 0, bytes([0, 4, 0, 0, 0, 0]))
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + no_window + watch_frames())
+        writer.write(OPENING + no_window + WATCH_FRAMES)
         watch = health_pb2_grpc.HealthStub(channel.grpc).Watch(WATCH)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         await asyncio.sleep(0.1)
