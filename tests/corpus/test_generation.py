@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,9 +17,9 @@ from services.corpus import commands
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
     KIND,
+    STARTS,
     VECTORS,
     PremiseRecord,
-    Storage,
     folder_of,
     open_generation,
     write_premises,
@@ -32,18 +33,22 @@ RECORDS = [
 ]
 
 
-def meta_of(*, dim: int, premises: int, storage: Storage = "float32") -> dict[str, object]:
-    stamp = {"corpus": "science", "space_id": "s1", "premise_version": "q1", "engine": "flat"}
-    return {**stamp, "dim": dim, "premises": premises, "storage": storage}
-
-
 def write(
-    store: ArtifactStore, vectors: NDArray[np.generic], *, premises: int = 3, dim: int = 4, storage: Storage = "float32"
+    store: ArtifactStore,
+    vectors: NDArray[np.generic],
+    *,
+    storage: str = "float32",
+    premises: int = 3,
+    meta: dict[str, object] | None = None,
+    without: str = "",
 ) -> Artifact:
+    stamp = {"corpus": "science", "space_id": "s1", "premise_version": "q1", "engine": "flat"}
     with store.writer(KIND, folder_of("science")) as writer:
         write_premises(writer.path, RECORDS)
         np.save(writer.path / VECTORS, vectors)
-        return writer.commit(meta_of(dim=dim, premises=premises, storage=storage), id_prefix="g")
+        if without:
+            (writer.path / without).unlink()
+        return writer.commit(meta or {**stamp, "dim": 4, "premises": premises, "storage": storage}, id_prefix="g")
 
 
 def matrix(rows: int = 3, dim: int = 4) -> NDArray[np.float32]:
@@ -63,15 +68,29 @@ def test_a_generation_is_read_as_it_was_written(artifact_store: ArtifactStore) -
 
 
 @pytest.mark.parametrize(
-    "vectors",
-    [matrix(rows=2), matrix(dim=5), matrix().reshape(-1), matrix().astype(np.float64), matrix().astype(">f4")],
-    ids=["a-row-too-few", "another-dim", "one-dimension", "float64", "big-endian"],
+    ("vectors", "told", "said"),
+    [
+        *((one, {}, r"its manifest says \(3, 4\); build it again") for one in (matrix(rows=2), matrix(dim=5))),
+        *((one, {}, r"its manifest says \(3, 4\)") for one in (matrix().reshape(-1), matrix().astype(np.float64))),
+        (matrix().astype(">f4"), {}, r"its manifest says \(3, 4\)"),
+        (matrix(), {"storage": "float16"}, "build it again"),
+        (matrix().astype(np.float16), {}, "build it again"),
+        (matrix(), {"storage": "float8"}, "build the generation again"),
+        (matrix(rows=4), {"premises": 4}, "holds 3 premises"),
+        (np.array([{"a": 1}], dtype=object), {}, "build the generation again"),
+        (matrix(), {"without": STARTS}, STARTS),
+        (matrix(), {"meta": {"dim": 4}}, "build the generation again"),
+    ],
+    ids=[
+        *("a row too few", "another dim", "one dimension", "float64", "big-endian", "no float16", "no float32"),
+        *("unknown storage", "a premise too few", "a pickle", "no tables", "no generation"),
+    ],
 )
-def test_vectors_of_another_shape_than_the_manifest_says_are_data_loss(
-    artifact_store: ArtifactStore, vectors: NDArray[np.generic]
+def test_what_does_not_fit_its_manifest_is_data_loss(
+    artifact_store: ArtifactStore, vectors: NDArray[np.generic], told: dict[str, Any], said: str
 ) -> None:
-    written = write(artifact_store, vectors)
-    with pytest.raises(errors.DataLoss, match=r"its manifest says \(3, 4\); build it again"):
+    written = write(artifact_store, vectors, **told)
+    with pytest.raises(errors.DataLoss, match=said):
         open_generation(artifact_store, "science", written.id)
 
 
@@ -99,51 +118,6 @@ def test_a_generation_in_float16_is_exported_part_by_part_in_float32(
     assert (tmp_path / "npy" / VECTORS).read_bytes() == (tmp_path / "whole.npy").read_bytes()
     rows = pq.read_table(tmp_path / "parquet" / "premises.parquet").to_pylist()
     assert [row["vector"] for row in rows] == matrix().tolist()
-
-
-@pytest.mark.parametrize(("dtype", "storage"), [(np.float32, "float16"), (np.float16, "float32")])
-def test_vectors_of_another_storage_than_the_manifest_says_are_data_loss(
-    artifact_store: ArtifactStore, dtype: type[np.floating], storage: Storage
-) -> None:
-    written = write(artifact_store, matrix().astype(dtype), storage=storage)
-    with pytest.raises(errors.DataLoss, match="build it again"):
-        open_generation(artifact_store, "science", written.id)
-
-
-def test_an_unknown_storage_is_data_loss(artifact_store: ArtifactStore) -> None:
-    written = write(artifact_store, matrix(), storage="float8")  # type: ignore[arg-type]
-    with pytest.raises(errors.DataLoss, match="build the generation again"):
-        open_generation(artifact_store, "science", written.id)
-
-
-def test_fewer_premises_than_the_manifest_says_are_data_loss(artifact_store: ArtifactStore) -> None:
-    written = write(artifact_store, matrix(rows=4), premises=4)
-    with pytest.raises(errors.DataLoss, match="holds 3 premises"):
-        open_generation(artifact_store, "science", written.id)
-
-
-def test_vectors_that_would_need_pickle_are_refused(artifact_store: ArtifactStore) -> None:
-    written = write(artifact_store, np.array([{"a": 1}], dtype=object))
-    with pytest.raises(errors.DataLoss, match="build the generation again"):
-        open_generation(artifact_store, "science", written.id)
-
-
-def test_premises_without_their_tables_are_data_loss(artifact_store: ArtifactStore) -> None:
-    with artifact_store.writer(KIND, folder_of("science")) as writer:
-        (writer.path / "premises.jsonl").write_text(RECORDS[0].to_line())
-        np.save(writer.path / VECTORS, matrix(rows=1))
-        written = writer.commit(meta_of(dim=4, premises=1))
-    with pytest.raises(errors.DataLoss):
-        open_generation(artifact_store, "science", written.id)
-
-
-def test_an_artifact_that_is_no_generation_is_data_loss(artifact_store: ArtifactStore) -> None:
-    with artifact_store.writer("checkpoint", folder_of("science")) as writer:
-        write_premises(writer.path, RECORDS)
-        np.save(writer.path / VECTORS, matrix())
-        written = writer.commit({"dim": 4})
-    with pytest.raises(errors.DataLoss):
-        open_generation(artifact_store, "science", written.id)
 
 
 def test_an_unknown_generation_is_not_found(artifact_store: ArtifactStore) -> None:

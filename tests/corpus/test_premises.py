@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from aeenc import errors
 from services.corpus import generation as module
@@ -98,36 +100,22 @@ def test_opening_reads_no_line(artifact_store: ArtifactStore) -> None:
         premises[1]
 
 
-def damage_starts(path: Path) -> None:
-    starts = np.load(path / STARTS)
-    starts[1], starts[2] = starts[2], starts[1]
-    np.save(path / STARTS, starts)
-
-
-def damage_order(path: Path) -> None:
-    np.save(path / TEXTS, np.load(path / TEXTS)[:, ::-1])
-
-
-def damage_ordinals(path: Path) -> None:
-    texts = np.load(path / TEXTS)
-    texts[1, 0] = 5
-    np.save(path / TEXTS, texts)
-
-
-def damage_groups(path: Path) -> None:
-    groups = np.load(path / GROUPS)
-    groups[0] = 99
-    np.save(path / GROUPS, groups)
-
-
-def damage_rows(path: Path) -> None:
-    np.save(path / GROUPS, np.load(path / GROUPS)[:-1])
-
-
-@pytest.mark.parametrize("damage", [damage_starts, damage_order, damage_ordinals, damage_groups, damage_rows])
-def test_tables_that_do_not_fit_are_data_loss(artifact_store: ArtifactStore, damage: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (STARTS, lambda starts: starts[[0, 2, 1, *range(3, len(starts))]]),
+        (TEXTS, lambda texts: texts[:, ::-1]),
+        (TEXTS, lambda texts: np.stack([texts[0], np.append(5, texts[1, 1:]).astype(texts.dtype)])),
+        (GROUPS, lambda groups: np.append(99, groups[1:]).astype(groups.dtype)),
+        (GROUPS, lambda groups: groups[:-1]),
+    ],
+    ids=["starts", "order", "ordinals", "groups", "rows"],
+)
+def test_tables_that_do_not_fit_are_data_loss(
+    artifact_store: ArtifactStore, name: str, damage: Callable[[NDArray[Any]], NDArray[Any]]
+) -> None:
     written = write(artifact_store)
-    damage(written.path)  # type: ignore[operator]
+    np.save(written.path / name, damage(np.load(written.path / name)))
     with pytest.raises(errors.DataLoss, match="do not fit together; build the generation again"):
         Premises.open(written)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ import aeenc.local
 from aeenc import errors
 from aeenc.calls.retrieval import Fusion, Retrieved
 from aeenc.values import Premise
+from services.local.__main__ import main
 from services.store.registry import Registry
 from services.store.registry_rows import CROSS_ENCODERS
 from support.models.tiny_checkpoints import (
@@ -158,30 +160,31 @@ async def test_a_generation_that_is_activated_later_answers_at_once(light_fleet:
     assert not light_fleet.store.has_deleted("generations/science"), "its files go, though it was read before"
 
 
-async def test_the_script_prints_what_aeenc_retrieve_prints_and_loads_no_server(home: Path):
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "services.local", *words], check=False, capture_output=True, text=True, timeout=60
-        )
+async def test_the_script_prints_what_aeenc_retrieve_prints(home: Path, capsys: pytest.CaptureFixture[str]):
+    def run(*words: str) -> tuple[object, str, str]:
+        with mock.patch.object(sys, "argv", ["aeenc-local", *words]), pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
 
     words = ("science", *TEXTS[:2], "--dir", str(home), "-k", "3")
-    shown, as_json = await asyncio.gather(*(asyncio.to_thread(run, *words, *more) for more in ((), ("--json",))))
-    assert shown.returncode == 0, shown.stderr
     expected = aeenc.local.open(home).retrieve("science", TEXTS[:2], k=3)
-    assert all(hit.id in shown.stdout for hits in expected for hit in hits)
-    answered = json.loads(as_json.stdout)
+    status, shown, _ = run(*words)
+    assert status == 0
+    assert all(hit.id in shown for hits in expected for hit in hits)
+    answered = json.loads(run(*words, "--json")[1])
     assert [[one["id"] for one in of["premises"]] for of in answered["results"]] == [
         [hit.id for hit in hits] for hits in expected
     ]
-    example = [sys.executable, EXAMPLES / "retrieve_here.py", home, "science", *TEXTS[:2]]
-    printed = await asyncio.to_thread(subprocess.check_output, example, text=True, timeout=60)
-    assert printed.splitlines()[0] == f"{expected[0][0].score:.3f}  {expected[0][0].text}"
-    unknown = await asyncio.to_thread(run, "none", "x", "--dir", str(home), "--json")
-    assert (unknown.returncode, json.loads(unknown.stderr)["error"]["status"]) == (2, "NOT_FOUND")
+    status, _, told = run("none", "x", "--dir", str(home), "--json")
+    assert (status, json.loads(told)["error"]["status"]) == (2, "NOT_FOUND")
+
+
+async def test_the_example_prints_premises_and_loads_no_server(home: Path):
     code = (
-        "import sys, aeenc.local; "
-        f"aeenc.local.open({str(home)!r}).retrieve('science', ['x']); "
+        f"import runpy, sys; runpy.run_path({str(EXAMPLES / 'retrieve_here.py')!r}); "
         "print(sorted({'grpc', 'redis', 'uvloop', 'torch'} & set(sys.modules)))"
     )
-    loaded = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True, timeout=60)
-    assert loaded.strip() == "[]"
+    command = [sys.executable, "-c", code, home, "science", TEXTS[0]]
+    printed = (await asyncio.to_thread(subprocess.check_output, command, text=True, timeout=60)).splitlines()
+    [[best, *_]] = aeenc.local.open(home).retrieve("science", TEXTS[:1], k=1)
+    assert (printed[0], printed[-1]) == (f"{best.score:.3f}  {best.text}", "[]")

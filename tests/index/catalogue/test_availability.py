@@ -36,8 +36,7 @@ def failing(function, code, word):
     return call
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("name", ["sweep", "list", "open"])
+@pytest.mark.parametrize(("name", "code"), [("sweep", errno.EIO), ("list", errno.EACCES), ("open", errno.EIO)])
 async def test_a_corpus_that_cannot_be_read_does_not_stop_the_others(serve, monkeypatch, code, name):
     async with serve() as index:
         await index.client.build("science", facts())

@@ -14,7 +14,6 @@ from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
 from support.worlds.index_world import facts, works
 
-OVER = ("files", "milvus")
 SOON_S = 0.3  # within which a call that nothing holds up is over
 
 

@@ -192,7 +192,7 @@ class IndexMachine(RuleBasedStateMachine):
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 def test_random_operations_leave_what_a_model_in_memory_says():
     chosen = settings(
-        max_examples=25,
+        max_examples=16,
         stateful_step_count=25,
         deadline=None,
         derandomize=True,

@@ -51,9 +51,8 @@ def brute_force(
     return order, scores[order]
 
 
-def served_of(matrix: NDArray[np.float32], splits: list[tuple[str, ...]] | None = None) -> ServedGeneration:
-    names = splits or [()] * len(matrix)
-    premises = Premises.of(PremiseRecord(f"p{n}", f"text {n}", (), names[n]) for n in range(len(matrix)))
+def served_of(matrix: NDArray[np.float32]) -> ServedGeneration:
+    premises = Premises.of(PremiseRecord(f"p{n}", f"text {n}") for n in range(len(matrix)))
     return ServedGeneration(SimpleNamespace(premises=premises), FlatIndex(matrix))  # type: ignore[arg-type]
 
 
@@ -98,38 +97,6 @@ async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(b
             assert_same(found, brute_force(matrix, queries[row], k))
 
 
-@pytest.mark.parametrize("rows", [1, 40])
-def test_float16_vectors_are_searched_where_they_lie_and_exactly(rows: int):
-    matrix = crowded().astype(np.float16)
-    index = FlatIndex(matrix)
-    assert index.vectors is matrix
-    allowed = np.arange(len(matrix)) % 3 > 0
-    queries = crowded()[:rows]
-    for k in (1, 10, 150):
-        for mask in (None, allowed):
-            for query, found in zip(queries, index.nearest(queries, k, mask), strict=True):
-                assert_same(found, brute_force(matrix, query, k, mask))
-
-
-def test_a_tie_across_the_edge_of_the_candidates_is_found_by_widening():
-    matrix = np.repeat(unit(np.ones((1, 16))), 5000, axis=0)
-    found = FlatIndex(matrix).nearest(matrix[:1], 10)[0]
-    assert found.ordinals.tolist() == list(range(10))
-
-
-async def test_a_selection_leaves_out_and_the_rest_stays_exact(batcher: SearchBatcher):
-    matrix = crowded(1000)
-    kinds: list[tuple[str, ...]] = [("train",), ("dev",), ("facts", "dev"), ()]
-    splits = [kinds[n % 4] for n in range(len(matrix))]
-    served = served_of(matrix, splits)
-    selection = Selection(frozenset({"train", "facts"}), frozenset({0, 2, 3}))
-    allowed = np.array([n % 4 != 1 and n not in {0, 2, 3} for n in range(len(matrix))])
-    for rows in (1, 40):
-        outcome = await batcher.search(served, matrix[:rows], 20, selection)
-        for query, found in zip(matrix[:rows], outcome, strict=True):
-            assert_same(found, brute_force(matrix, query, 20, allowed))
-
-
 @pytest.mark.parametrize("excluded", [3, EXCLUDED_AFTERWARDS + 1])
 async def test_excluded_premises_leave_the_rest_exact_and_a_few_share_a_scan(batcher: SearchBatcher, excluded: int):
     matrix = crowded(1000)
@@ -142,15 +109,6 @@ async def test_excluded_premises_leave_the_rest_exact_and_a_few_share_a_scan(bat
     for query, selection, outcome in zip(matrix, selections, outcomes, strict=False):
         assert_same(outcome[0], brute_force(matrix, query, 20, served.allowed(selection)))
     assert (batcher.batches == 1) == (excluded <= EXCLUDED_AFTERWARDS)
-
-
-async def test_fewer_allowed_premises_than_k_give_a_shorter_list(batcher: SearchBatcher):
-    served = served_of(crowded(500), [("dev",)] * 497 + [("train",)] * 3)
-    outcome = await batcher.search(served, served.index.vectors[:2], 10, Selection(frozenset({"train"})))
-    assert [sorted(found.ordinals.tolist()) for found in outcome] == [[497, 498, 499]] * 2
-    nothing = Selection(frozenset({"train"}), frozenset({497, 498, 499}))
-    outcome = await batcher.search(served, served.index.vectors[:2], 10, nothing)
-    assert [len(found.ordinals) for found in outcome] == [0, 0]
 
 
 async def test_a_full_queue_refuses_with_the_time_to_come_back():
@@ -195,32 +153,6 @@ async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered
     assert batcher.batches == 1
     assert batcher._queue.size == 0
     batcher.close()
-
-
-def test_a_scan_in_slices_finds_what_one_scan_finds_to_the_bit():
-    matrix = unit(np.random.default_rng(21).normal(size=(900, 16)))
-    matrix[[5, 250, 700]] = matrix[400]  # ties across slices
-    queries = np.concatenate([matrix[400:401], unit(np.random.default_rng(22).normal(size=(7, 16)))])
-    index = FlatIndex(matrix)
-    few = np.zeros(900, dtype=bool)
-    few[[1, 2, 450, 899]] = True
-    for allowed in (None, np.arange(900) % 3 > 0, few):
-        for k in (1, 10, 300):
-            *pauses, found = index.scan(queries, k, allowed, 256)
-            assert pauses == [None, None, None]
-            for mine, whole in zip(found, index.nearest(queries, k, allowed), strict=True):
-                assert mine.ordinals.tolist() == whole.ordinals.tolist()
-                assert mine.scores.tobytes() == whole.scores.tobytes()
-
-
-def test_no_candidate_is_left_out_that_can_be_among_the_best_and_the_others_are_not_scored() -> None:
-    proposed = Proposal(
-        ordinals=np.array([[9, 8, 7, 6, 5], [4, 3, 2, 1, 0]]),
-        scores=np.array([[0.9, 0.8, 0.7, 0.5, 0.49], [0.9, 0.9, 0.9, 0.9, 0.2]], dtype=np.float32),
-        error=np.array([0.1, 0.0]),
-    )
-    assert proposed.possible(2).tolist() == [[True, True, True, False, False], [True, True, True, True, False]]
-    assert proposed.ceiling == pytest.approx([0.59, 0.2])
 
 
 def test_candidates_within_the_error_are_scored_and_ties_still_go_to_the_lower_ordinal() -> None:
@@ -284,6 +216,7 @@ def test_whatever_is_asked_equals_a_brute_force_to_the_bit(
     index = FlatIndex(matrix)
     if coarse:
         index.coarse = Int8Proposer(matrix) if coarse == "codes" else on_card(matrix)
+    assert index.vectors is matrix, "float16, too, is searched where it lies"
     assert index.largest_norm == pytest.approx(np.linalg.norm(matrix.astype(float), axis=1).max())
     queries = np.concatenate([rng.choice([-1.0, 0.0, 1.0], size=(3, 5)), rng.normal(size=(3, 5))]).astype(np.float32)
     masks = [None, *(rng.random(90) < share for share in (0.0, 0.05, 0.5, 0.95))]
@@ -367,12 +300,6 @@ def test_integers_are_multiplied_in_the_thread_that_searches(monkeypatch: pytest
     assert [(one.intra_op_num_threads, one.inter_op_num_threads) for one in options] == [(1, 1)]
 
 
-def test_the_bound_on_rounding_is_highams_for_any_order_of_a_sum() -> None:
-    queries = np.random.default_rng(4).normal(size=(3, 24)).astype(np.float32)
-    expected = 1.01 * (24 + 4) * 2.0**-24 * 1.5 * np.linalg.norm(queries.astype(np.float64), axis=1)
-    np.testing.assert_allclose(exact.rounding_bound(queries, 1.5), expected, rtol=1e-9)
-
-
 def test_the_error_of_a_proposer_bounds_its_error_and_its_ceiling_all_others() -> None:
     rng = np.random.default_rng(3)
     for scale in (1.0, 1e-3, 50.0):
@@ -405,15 +332,6 @@ def test_a_row_is_out_of_reach_only_where_it_cannot_tie() -> None:
     assert not exact.is_out_of_reach(last.astype(np.float64), last).any()
     assert not exact.is_out_of_reach(under.astype(np.float64), last).any()
     assert exact.is_out_of_reach(below, last).all()
-
-
-def test_two_blocks_of_codes_propose_what_one_proposes(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = unit(np.random.default_rng(8).normal(size=(40, 8)).astype(np.float32))
-    whole = Int8Proposer(vectors).propose(vectors[:5], 12, None)
-    monkeypatch.setattr(exact, "CONSTANT_BYTES", 160)
-    halves = Int8Proposer(vectors).propose(vectors[:5], 12, None)
-    np.testing.assert_array_equal(np.sort(halves.ordinals), np.sort(whole.ordinals))
-    assert {int(one) for one in halves.ordinals[:, 0]} == set(range(5)), "each finds itself, in either half"
 
 
 def test_blocks_of_codes_are_whole_and_none_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

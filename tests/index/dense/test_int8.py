@@ -1,15 +1,11 @@
 """Integer codes as proposers: no row left out may score above the ceiling, and the search stays exact to the bit."""
 
-from dataclasses import replace
-
 import numpy as np
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from services.corpus.arrays import exact_scores
 from services.index.dense import exact as codes
-from services.index.dense.exact import FlatIndex, Int8Proposer, Proposal
+from services.index.dense.exact import Int8Proposer, Proposal
 
 DIM = 384
 
@@ -95,69 +91,3 @@ def test_the_largest_products_there_are_do_not_overflow():
     assert (proposed.ordinals[0] < 500).all()
     assert (proposed.ordinals[1] >= 500).all()
     assert proposed.ceiling == pytest.approx([1.0, 1.0], abs=0.05)
-
-
-def test_only_rows_that_are_allowed_are_proposed():
-    matrix, allowed = spread(1000, 3), np.arange(1000) % 7 == 0
-    proposed = Int8Proposer(matrix).propose(matrix[:5], 60, allowed)
-    assert allowed[proposed.ordinals].all()
-    among = replace(proposed, ordinals=proposed.ordinals // 7)
-    assert (left_out(matrix[allowed], matrix[:5], among) <= proposed.ceiling).all()
-
-
-def test_many_queries_in_several_goes_give_what_one_go_gives(monkeypatch: pytest.MonkeyPatch):
-    matrix, queries = spread(1000, 4), spread(30, 5)
-    whole = Int8Proposer(matrix).propose(queries, 40, None)
-    monkeypatch.setattr(codes, "SCORES_AT_ONCE", 7000)
-    parts = Int8Proposer(matrix).propose(queries, 40, None)
-    assert np.sort(parts.ordinals).tolist() == np.sort(whole.ordinals).tolist()
-    assert parts.ceiling.tolist() == whole.ceiling.tolist()
-
-
-@pytest.mark.parametrize("k", [1, 10, 100])
-def test_a_search_that_codes_propose_for_is_exact_and_rarely_needs_faiss(k: int, monkeypatch: pytest.MonkeyPatch):
-    matrix = awkward()
-    matrix[200:260] = matrix[200]
-    queries = np.concatenate([unit(matrix[300:340] + 0.3 * spread(40, 6)), matrix[200:201]])
-    index = FlatIndex(matrix, coarse=Int8Proposer(matrix))
-    asked: list[int] = []
-    fine = index._fine.propose
-    monkeypatch.setattr(index._fine, "propose", lambda *a: asked.append(len(a[0])) or fine(*a))  # type: ignore[func-returns-value]
-    for allowed in (None, np.arange(len(matrix)) % 3 > 0):
-        for query, found in zip(queries, index.nearest(queries, k, allowed), strict=True):
-            ordinals = np.arange(len(matrix)) if allowed is None else np.flatnonzero(allowed)
-            scores = exact_scores(matrix[ordinals], query.astype(np.float64))
-            order = np.lexsort((ordinals, -scores))[:k]
-            assert found.ordinals.tolist() == ordinals[order].tolist()
-            assert found.scores.tobytes() == scores[order].tobytes()
-    assert k == 100 or sum(asked) <= 10
-
-
-def assert_finds_the_nearest(proposer: Int8Proposer, matrix: NDArray[np.float32]) -> None:
-    queries = unit(matrix[100:130] + 0.3 * spread(30, 6))
-    found = FlatIndex(matrix, coarse=proposer).nearest(queries, 10)
-    for query, hits in zip(queries, found, strict=True):
-        scores = exact_scores(matrix, query.astype(np.float64))
-        order = np.lexsort((np.arange(len(matrix)), -scores))[:10]
-        assert hits.ordinals.tolist() == order.tolist()
-        assert hits.scores.tobytes() == scores[order].tobytes()
-
-
-def test_no_constant_holds_more_codes_than_one_model_can(monkeypatch: pytest.MonkeyPatch):
-    given: list[int] = []
-    session = ort.InferenceSession
-    monkeypatch.setattr(codes, "CONSTANT_BYTES", 300 * DIM, raising=False)
-    monkeypatch.setattr(
-        ort, "InferenceSession", lambda model, *a, **named: given.append(len(model)) or session(model, *a, **named)
-    )
-    matrix = awkward()
-    proposer = Int8Proposer(matrix)
-    assert max(given) < 310 * DIM
-    assert_finds_the_nearest(proposer, matrix)
-    for width in (5, 90, 400):  # the last is wider than a block
-        for allowed in (None, np.arange(len(matrix)) % 2 == 0):
-            proposed = proposer.propose(matrix[200:210], width, allowed)
-            assert proposed.ordinals.shape == (10, width)
-            assert all(len(set(row)) == width for row in proposed.ordinals.tolist())
-            outside = left_out(matrix, matrix[200:210], proposed) if allowed is None else None
-            assert outside is None or (outside <= proposed.ceiling).all()

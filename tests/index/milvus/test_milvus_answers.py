@@ -14,8 +14,6 @@ from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vec
 
 need_milvus()
 
-from services.index.milvus.collections import GenerationCollection, expression_of  # noqa: E402
-from services.index.values import Selection  # noqa: E402
 
 TEXTS = [FACTS[3], "what pulls nails", "ice"]
 ACCEPTED = [["f4"], ["also-f0", "f3", "f0"], []]
@@ -25,23 +23,33 @@ PREMISES = [premise("f0", FACTS[0], aliases=["also-f0"]), *facts()[1:]]
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("storage", "more"),
     [
-        {},
-        {"accepted": ACCEPTED, "rerank": 7},
-        {"drop_self": False, "splits": ["dev"], "exclude": ["f1"], "prior": 0.3},
-        {"only_ids": ["f1", "also-f0", "f3"]},
-        {"mode": "hybrid", "accepted": ACCEPTED, "fusion": Fusion("reciprocal_rank", 0.7), "negative_feedback": 0.4},
-        {"mode": "hybrid", "fusion": ORDERED, "accepted": ACCEPTED, "splits": ["dev"], "negative_feedback": 0.4},
-        {"fusion": Fusion(features=dict.fromkeys(VECTOR_FEATURES, 0.5)), "accepted": ACCEPTED},
-        {"mode": "lexical", "prior": 0.3},
-        {"mode": "iterative_lexical", "accepted": ACCEPTED, "rerank": 7},
+        ("float32", {}),
+        ("float16", {"accepted": ACCEPTED, "rerank": 7}),
+        ("float32", {"drop_self": False, "splits": ["dev"], "exclude": ["f1"], "prior": 0.3}),
+        ("float32", {"only_ids": ["f1", "also-f0", "f3"]}),
+        (
+            "float32",
+            {
+                "mode": "hybrid",
+                "accepted": ACCEPTED,
+                "fusion": Fusion("reciprocal_rank", 0.7),
+                "negative_feedback": 0.4,
+            },
+        ),
+        (
+            "float16",
+            {"mode": "hybrid", "fusion": ORDERED, "accepted": ACCEPTED, "splits": ["dev"], "negative_feedback": 0.4},
+        ),
+        ("float32", {"fusion": Fusion(features=dict.fromkeys(VECTOR_FEATURES, 0.5)), "accepted": ACCEPTED}),
+        ("float32", {"mode": "lexical", "prior": 0.3}),
+        ("float32", {"mode": "iterative_lexical", "accepted": ACCEPTED, "rerank": 7}),
     ],
     ids=["plain", "re-ranked", "restricted", "only", "hybrid", "features", "features of vectors", "words", "rounds"],
 )
-@pytest.mark.parametrize("storage", ["float32", "float16"])
 async def test_answers_are_those_of_files_to_the_bit(
-    serve: Any, more: dict[str, Any], storage: str, monkeypatch: pytest.MonkeyPatch
+    serve: Any, storage: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.index.ranking.stages.POOL", 8)  # leaves premises out
     answers = []
@@ -69,22 +77,6 @@ async def test_an_approximate_index_says_so_and_still_scores_exactly(serve: Any)
         await raises(errors.Unimplemented, refused, "params.exact", "MILVUS_ENGINE=flat")
 
 
-async def test_a_text_is_searched_as_widely_alone_as_beside_others(serve: Any, monkeypatch: Any) -> None:
-    widths, propose = [], GenerationCollection.propose
-
-    def noted(self: Any, queries: Any, width: int, *more: Any) -> Any:
-        widths.append((len(queries), width))
-        return propose(self, queries, width, *more)
-
-    async with serve(milvus_engine="hnsw") as index:
-        await index.client.build("science", facts())
-        monkeypatch.setattr(GenerationCollection, "propose", noted)
-        alone = await index.client.retrieve("science", ["ice melts"], k=2)
-        beside = await index.client.retrieve("science", ["ice melts", "heat"], k=2, accepted=[[], ["f1", "f2", "f3"]])
-        assert widths == [(1, 10), (1, 10), (1, 13)]
-        assert [hit.id for hit in beside[0]] == [hit.id for hit in alone[0]]
-
-
 @pytest.mark.parametrize(
     ("engine", "count", "expected"),
     [("auto", 9, "milvus-flat"), ("auto", 10, "milvus-hnsw"), ("flat", 10, "milvus-flat"), ("hnsw", 9, "milvus-hnsw")],
@@ -93,12 +85,3 @@ async def test_the_engine_is_chosen_by_name_or_by_size(serve: Any, engine: str, 
     async with serve(milvus_engine=engine, flat_premises=9) as index:
         built = await index.client.build("science", facts()[:count])
         assert (built.engine, built.recall_at_10) == (expected, float(expected == "milvus-flat"))
-
-
-def test_an_expression_never_holds_what_a_caller_wrote() -> None:
-    evil = '"]) or (ordinal >= 0'
-    clause = frozenset({evil}), frozenset({evil, "x"})
-    assert "ordinal" not in expression_of(Selection(frozenset({evil}), clauses=frozenset({clause})))
-    assert expression_of(Selection()) == ""
-    among = Selection(excluded=frozenset({9, 2}), only=frozenset({3, 1}), before=7)
-    assert expression_of(among) == "not (ordinal in [2, 9]) and ordinal in [1, 3] and ordinal < 7"

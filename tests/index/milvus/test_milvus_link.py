@@ -42,9 +42,15 @@ class OfGrpc(grpc.RpcError):
         (OfGrpc(grpc.StatusCode.DEADLINE_EXCEEDED), errors.Unavailable),
         (OfGrpc(grpc.StatusCode.UNAUTHENTICATED), errors.Unavailable),
         (ConnectionRefusedError("refused"), errors.Unavailable),
+        (MilvusException(1, "bug"), MilvusException),
+        (ParamError(message="bad"), ParamError),
+        (MilvusException(1100, "bad"), MilvusException),
+        (OfGrpc(grpc.StatusCode.UNKNOWN), OfGrpc),
     ],
 )
-async def test_what_may_happen_to_a_sound_call_is_an_error_of_ours(error, expected, monkeypatch):
+async def test_what_may_happen_to_a_sound_call_is_an_error_of_ours_and_a_fault_of_the_index_its_own(
+    error, expected, monkeypatch
+):
     link = MilvusLink("http://milvus:19530")
     monkeypatch.setattr(link, "_connect", lambda: (_ for _ in ()).throw(error))
     with pytest.raises(expected) as caught:
@@ -53,21 +59,4 @@ async def test_what_may_happen_to_a_sound_call_is_an_error_of_ours(error, expect
     if expected is errors.Unavailable:
         assert "http://milvus:19530" in caught.value.message
         assert "AEENC_INDEX_MILVUS_URI" in caught.value.message
-    await link.close()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MilvusException(1, "bug"),
-        ParamError(message="bad"),
-        MilvusException(1100, "bad"),
-        OfGrpc(grpc.StatusCode.UNKNOWN),
-    ],
-)
-async def test_a_fault_of_this_index_is_not_taken_for_one_of_milvus(error, monkeypatch):
-    link = MilvusLink("http://milvus:19530")
-    monkeypatch.setattr(link, "_connect", lambda: (_ for _ in ()).throw(error))
-    with pytest.raises(type(error)):
-        await asyncio.to_thread(link.call, "search")
     await link.close()

@@ -36,26 +36,19 @@ async def test_a_search_tells_its_times_where_it_is_asked_to(index):
     assert timed.ids == silent.ids
 
 
-async def test_the_label_is_resolved_in_the_space_of_the_corpus_and_a_choice_is_passed_on(index, encoder):
+async def test_what_a_retrieve_chooses_reaches_the_encoder_in_the_space_of_the_corpus(index, encoder):
     await index.client.build("science", facts())
-    await index.client.retrieve("science", ["ice"])
     await index.client.retrieve("science", ["ice"], label="canary", truncate=True)
-    await index.client.retrieve("science", ["ice"], version="q1")
-    default, label, version = encoder.servicer.requests[-3:]
+    await index.client.retrieve("science", ["ice"], version="q1", precision="int8", routing_key="user 7")
+    request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3)
+    await index.client.channel.unary(index.client._stub.Retrieve, request, request_id="of-the-caller")
+    label, version, default = encoder.servicer.requests[-3:]
+    assert encoder.servicer.request_ids[-1] == "of-the-caller"
+    assert (version.precision, version.routing_key) == (types_pb2.PRECISION_INT8, "user 7")
+    assert (default.precision, default.routing_key) == (0, "")
     assert {request.space_id for request in (default, label, version)} == {SPACE}
     assert {request.role for request in (default, label, version)} == {encoder_pb2.ROLE_QUERY}
     assert (default.model.WhichOneof("selector"), label.model.label, version.model.version) == (None, "canary", "q1")
-
-
-async def test_precision_routing_key_and_request_id_of_a_retrieve_reach_the_encoder(index, encoder):
-    await index.client.build("science", facts())
-    await index.client.retrieve("science", ["ice"], precision="int8", routing_key="user 7")
-    request = index_pb2.RetrieveRequest(corpus="science", texts=["ice"], k=3)
-    await index.client.channel.unary(index.client._stub.Retrieve, request, request_id="of-the-caller")
-    chosen, default = encoder.servicer.requests[-2:]
-    assert (chosen.precision, chosen.routing_key) == (types_pb2.PRECISION_INT8, "user 7")
-    assert (default.precision, default.routing_key) == (0, "")
-    assert encoder.servicer.request_ids[-1] == "of-the-caller"
 
 
 async def test_vectors_of_another_space_are_refused_and_both_are_named(index, encoder):
