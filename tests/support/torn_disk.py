@@ -204,7 +204,9 @@ class TornDisk:
 
     def _note(self) -> None:
         pending = tuple(number for number, change in enumerate(self._changes) if not change.safe)
-        self.points.append(Point(tuple(self._changes), pending, dict(self._contents), tuple(self._promises)))
+        point = Point(tuple(self._changes), pending, dict(self._contents), tuple(self._promises))
+        if [point] != self.points[-1:]:
+            self.points.append(point)
 
 
 def caller() -> str:

@@ -101,8 +101,9 @@ async def test_concurrent_mixed_batches_equal_a_float64_brute_force_to_the_bit(b
 async def test_excluded_premises_leave_the_rest_exact_and_a_few_share_a_scan(batcher: SearchBatcher, excluded: int):
     matrix = crowded(1000)
     served = served_of(matrix)
-    nearest = [brute_force(matrix, query, 2 * excluded)[0] for query in matrix[:12]]
-    selections = [Selection(excluded=frozenset(own[::2].tolist())) for own in nearest]
+    nearest = [brute_force(matrix, query, 1000)[0].tolist() for query in matrix[:12]]
+    near_and_far = [(*own[: 2 * excluded - 2 : 2], own[-1]) for own in nearest]
+    selections = [Selection(excluded=frozenset(own)) for own in near_and_far]
     outcomes = await asyncio.gather(
         *(batcher.search(served, matrix[n : n + 1], 20, selection) for n, selection in enumerate(selections))
     )
