@@ -1,4 +1,4 @@
-"""BM25 and fusion by themselves: the textbook's figures, equal bytes, damaged files, ties."""
+"""BM25 by itself: the textbook's figures, equal bytes, damaged files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from services.index.lexical.bm25 import (
     WORDS,
     LexicalIndex,
     Vocabulary,
-    best,
     words_of,
     write_lexical,
 )
-from services.index.ranking.fusion import fuse
 from services.index.values import LexicalSettings
 from services.store.artifacts import ArtifactStore
 
@@ -169,26 +167,3 @@ def test_a_vocabulary_knows_each_of_its_words_and_no_other(tmp_path):
     assert dict(vocabulary) == {word: n for n, word in enumerate(words)}
     assert [vocabulary[word] for word in words] == list(range(len(words)))
     assert not any(word in vocabulary for word in ("iron", "iron400", "\x00", "zzz", "iron1\niron10", "é\n"))
-
-
-def test_the_best_are_in_order_ties_to_the_one_inserted_first_and_none_without_a_common_word():
-    scores = np.array([0, 2, 1, 2, 3, 1, 0], np.float32)
-    assert best(scores, 3, None).ordinals.tolist() == [4, 1, 3]
-    assert best(scores, 10, None).ordinals.tolist() == [4, 1, 3, 2, 5]
-    allowed = np.array([1, 0, 1, 1, 0, 1, 1], bool)
-    found = best(scores, 2, allowed)
-    assert (found.ordinals.tolist(), found.scores.tolist()) == ([3, 2], [2, 1])
-
-
-def test_fusion_scales_each_ranking_and_weighs_them():
-    dense, lexical = np.array([0.9, 0.5, 0.1], np.float32), np.array([0, 8, 4], np.float32)
-    np.testing.assert_allclose(fuse(dense, lexical, 0.25), [0.75, 0.375 + 0.25, 0.125], atol=1e-6)
-    np.testing.assert_allclose(fuse(dense, lexical, 0.0), [1, 0.5, 0], atol=1e-6)
-    np.testing.assert_allclose(fuse(dense, np.zeros(3, np.float32), 0.25), [0.75, 0.375, 0], atol=1e-6)
-    assert len(fuse(dense[:0], lexical[:0], 0.2)) == 0
-
-
-def test_reciprocal_ranks_know_order_alone_and_share_ranks_of_ties():
-    dense, lexical = np.array([0.9, 0.89, 0.1], np.float32), np.array([5, 5, 90], np.float32)
-    expected = [0.5 / 61 + 0.5 / 62, 0.5 / 62 + 0.5 / 62, 0.5 / 63 + 0.5 / 61]
-    np.testing.assert_allclose(fuse(dense, lexical, 0.5, "reciprocal_rank"), expected, rtol=1e-6)
