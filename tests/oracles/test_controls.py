@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.oracles.controls import ControlItem, control_items, write_control_items
-from aeenc.trees import Dataset
+from aeenc.trees import Dataset, tree_from_record
 from services.sampler.people.controls import read_controls
+from support.small_trees import of_one_step, record
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 
@@ -74,16 +75,12 @@ def test_the_command_writes_a_file_of_items(tmp_path: Path):
 
 
 @pytest.mark.timeout(10)
-def test_trees_that_share_intermediates_give_items_at_once(tmp_path: Path):
+def test_trees_that_share_intermediates_give_items_at_once():
     proof = "sent1 -> int0: a0; "
     for n in range(40):
         proof += f"int{3 * n} -> int{3 * n + 1}: l{n}; int{3 * n} -> int{3 * n + 2}: r{n}; "
         proof += f"int{3 * n + 1} & int{3 * n + 2} -> int{3 * n + 3}: a{n + 1}; "
-    record = {"id": "t", "hypothesis": "h", "context": "sent1: leaf", "proof": f"{proof}int120 -> hypothesis; "}
-    (tmp_path / "dataset" / "task_1").mkdir(parents=True)
-    context = " ".join(f"sent{n}: {word} melts" for n, word in enumerate(["iron", "butter", "snow", "wax"], start=1))
-    proof = "sent1 & sent2 & sent3 & sent4 -> hypothesis; "
-    other = {"id": "o", "hypothesis": "heat changes things", "context": context, "proof": proof}
-    lines = "".join(json.dumps(one) + "\n" for one in (record, other))
-    (tmp_path / "dataset" / "task_1" / "train.jsonl").write_text(lines)
-    assert len(control_items(Dataset.load(tmp_path), "train", count=3, candidates=4)) == 3
+    shared = record("t", "h", "sent1: leaf", f"{proof}int120 -> hypothesis; ")
+    other = of_one_step("o", "heat changes things", "iron melts", "butter melts", "snow melts", "wax melts")
+    dataset = Dataset(SAMPLE, {}, {"train": [tree_from_record(one) for one in (shared, other)]})
+    assert len(control_items(dataset, "train", count=3, candidates=4)) == 3

@@ -104,6 +104,8 @@ def test_texts_and_grades_are_the_same_out_as_in(beir: Path, tmp_path: Path):
     ended = CliRunner().invoke(app, ["export", "beir", "--data", str(beir), "--split", "dev", "--to", str(written)])
     assert ended.exit_code == 0, ended.stderr
     assert gold_of(load_data(written), "dev") == gold_of(load_data(beir), "dev")
+    both = CliRunner().invoke(app, ["export", "beir", "run", "--data", str(beir), "--to", str(written)])
+    assert (both.exit_code, "give either" in both.stderr) == (2, True)
     again = tmp_path / "again"
     corpus = [(one.id, one.text) for one in load_data(written).candidates()]
     write_beir(again, corpus, gold_judgements(load_data(written), "dev"), split="dev")

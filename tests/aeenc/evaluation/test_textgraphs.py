@@ -1,4 +1,4 @@
-"""The reader of TextGraphs-2021: the sample, 29 kinds of damage with their places, and the export of grades."""
+"""The reader of TextGraphs-2021: the sample, 29 kinds of damage with their places, and grades."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from aeenc.cli.main import app
 from aeenc.errors import AeencError, InvalidArgument, NotFound
 from aeenc.evaluation import RatedDataset, RatedQuery, RatedSet, load_data, read_textgraphs
 from aeenc.exports import gold_judgements
@@ -142,28 +140,3 @@ def test_facts_are_told_apart_by_text_over_all_splits():
     assert {one.text for one in dataset.candidates()} == set(read_textgraphs(SAMPLE, "dev").facts.values())
     with pytest.raises(NotFound, match="there are dev, train"):
         dataset.queries("test")
-
-
-def test_rated_facts_are_exported_with_their_grades(copy: Path, tmp_path: Path):
-    out = tmp_path / "beir"
-    ended = CliRunner().invoke(app, ["export", "beir", "--data", str(copy), "--split", "dev", "--to", str(out)])
-    assert ended.exit_code == 0, ended.stderr
-    rows = [line.split("\t") for line in (out / "qrels" / "dev.tsv").read_text().splitlines()[1:]]
-    assert {(name, score) for _, name, score in rows[:4]} == {
-        ("rated-11", "6"),
-        ("rated-03", "5"),
-        ("rated-04", "5"),
-        ("rated-07", "0"),
-    }
-    assert len((out / "corpus.jsonl").read_text().splitlines()) == 12
-    both = CliRunner().invoke(app, ["export", "beir", "run", "--data", "x", "--to", str(out)])
-    assert both.exit_code == 2
-    assert "give either" in both.stderr
-
-
-def test_a_grade_that_is_not_whole_is_refused_by_name_since_beir_cannot_read_it(copy: Path, tmp_path: Path):
-    out = tmp_path / "beir"
-    edit(copy / RATINGS, '"relevance": 6', '"relevance": 5.5')
-    ended = CliRunner().invoke(app, ["export", "beir", "--data", str(copy), "--split", "dev", "--to", str(out)])
-    assert (ended.exit_code, out.exists()) == (2, False)
-    assert "grade 5.5" in ended.stderr

@@ -246,6 +246,7 @@ def test_gold_trees_in_beirs_layout_are_the_queries_of_the_evaluation(tmp_path: 
     [
         (math.nan, Accessible(), "'q': 'a' has grade nan, and BEIR reads whole grades only"),
         (math.inf, Accessible(), "has grade inf"),
+        (5.5, Accessible(), "has grade 5.5"),
         (1.0, Accessible(before_id="x"), r"accessible: has 'x' for 'q', .* none of the premises"),
         (1.0, Accessible(only_ids=("1", "x")), "accessible: has 'x' for 'q'"),
     ],
