@@ -39,9 +39,7 @@ async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
             client = await stack.enter_async_context(AsyncClient(index=TARGET, encoder=encoder, token=token))
             yield Subject(client, is_hashed=False)
             return
-        encoder = RunningEncoder()
-        await encoder.server.start()
-        stack.push_async_callback(encoder.stop)
+        encoder = await stack.enter_async_context(RunningEncoder())
         changes: dict[str, Any] = {"artifacts_dir": tmp_path_factory.mktemp("artifacts")}
         if request.param == "milvus":
             server: MilvusServer = request.getfixturevalue("milvus")

@@ -112,15 +112,13 @@ async def by_gateway(http: Any, field: str, value: Any) -> Verdict | None:
 
 @pytest.fixture
 async def target(tmp_path: Path) -> AsyncIterator[str]:
-    encoder = RunningEncoder()
-    await encoder.server.start()
-    settings = IndexSettings(port=0, metrics_port=0, artifacts_dir=tmp_path, encoder_target=encoder.target)
-    async with build(settings) as server:
-        at = f"127.0.0.1:{server.port}"
-        async with aeenc.AsyncClient(index=at) as client:
-            await client.index.build("science", FACTS)
-        yield at
-    await encoder.stop()
+    async with RunningEncoder() as encoder:
+        settings = IndexSettings(port=0, metrics_port=0, artifacts_dir=tmp_path, encoder_target=encoder.target)
+        async with build(settings) as server:
+            at = f"127.0.0.1:{server.port}"
+            async with aeenc.AsyncClient(index=at) as client:
+                await client.index.build("science", FACTS)
+            yield at
 
 
 async def differences(client: Client, share: float = 0.98, **exceptions: str) -> list[str]:

@@ -27,13 +27,9 @@ EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 
 @pytest.fixture
 async def encoders() -> AsyncIterator[list[RunningEncoder]]:
-    running = [RunningEncoder(), RunningEncoder()]
-    for encoder in running:
-        encoder.servicer.pause_s = 0.01
-        await encoder.server.start()
-    yield running
-    for encoder in running:
-        await encoder.stop()
+    async with RunningEncoder() as first, RunningEncoder() as second:
+        first.servicer.pause_s = second.servicer.pause_s = 0.01
+        yield [first, second]
 
 
 @pytest.fixture
@@ -135,12 +131,10 @@ async def test_the_only_encoder_may_be_restarted(encoders, connect, answered):
     await until(lambda: len(answered) > 10)
     await encoders[0].stop()
     await asyncio.sleep(1.3)  # for longer than an encoder that never was there
-    again = RunningEncoder(encoders[0].target)
-    await again.server.start()
-    assert np.array_equal(await work, EXPECTED)
+    async with RunningEncoder(encoders[0].target) as again:
+        assert np.array_equal(await work, EXPECTED)
     assert sorted(answered) == list(range(1, 51))
     assert len(again.servicer.batches) <= 50 - 10
-    await again.stop()
 
 
 async def test_an_encoder_that_comes_late_may_take_its_time(encoders, connect):
@@ -149,12 +143,11 @@ async def test_an_encoder_that_comes_late_may_take_its_time(encoders, connect):
     await asyncio.sleep(0.2)
     late = RunningEncoder(encoders[0].target)
     late.servicer.may_answer.clear()
-    await late.server.start()
-    await until(lambda: late.servicer.in_flight > 0)
-    await asyncio.sleep(began + 3.8 - time.monotonic())
-    late.servicer.may_answer.set()
-    assert np.array_equal(await work, EXPECTED)
-    await late.stop()
+    async with late:
+        await until(lambda: late.servicer.in_flight > 0)
+        await asyncio.sleep(began + 3.8 - time.monotonic())
+        late.servicer.may_answer.set()
+        assert np.array_equal(await work, EXPECTED)
 
 
 async def test_a_slow_encoder_does_not_stop_a_fast_one(encoders, connect):

@@ -27,14 +27,9 @@ TEXTS = [f"fact {n}" for n in range(200)]
 @pytest.fixture
 async def encoders() -> AsyncIterator[list[RunningEncoder]]:
     """Two encoders on one port of two addresses, as the hosts behind a name are."""
-    first = RunningEncoder()
-    second = RunningEncoder(first.target.replace("127.0.0.1", "127.0.0.2"))
-    for encoder in (first, second):
-        encoder.servicer.pause_s = 0.005
-        await encoder.server.start()
-    yield [first, second]
-    for encoder in (first, second):
-        await encoder.stop()
+    async with RunningEncoder() as first, RunningEncoder(first.target.replace("127.0.0.1", "127.0.0.2")) as second:
+        first.servicer.pause_s = second.servicer.pause_s = 0.005
+        yield [first, second]
 
 
 @pytest.fixture
@@ -183,17 +178,9 @@ async def test_single_calls_go_round_the_list_and_pass_over_who_is_away(encoders
         for _ in range(20):
             await client.encoder.encode(["ice"])
         assert len(served[1].requests) == before + 20
-        again = RunningEncoder(encoders[0].target)
-        await again.server.start()
-
-        async def call() -> bool:
-            await client.encoder.encode(["ice"])
-            return bool(again.servicer.requests)
-
-        async with asyncio.timeout(5):
-            while not await call():
-                pass
-        await again.stop()
+        async with RunningEncoder(encoders[0].target) as again, asyncio.timeout(5):
+            while not again.servicer.requests:
+                await client.encoder.encode(["ice"])
 
 
 async def test_bulk_work_is_spread_over_the_addresses_of_a_name(

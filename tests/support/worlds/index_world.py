@@ -156,6 +156,13 @@ class RunningEncoder:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self.servicer, self.server)
         self.target = f"{target.rpartition(':')[0]}:{self.server.add_insecure_port(target)}"
 
+    async def __aenter__(self) -> RunningEncoder:
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
     async def stop(self) -> None:
         await self.server.stop(0)
 
