@@ -246,6 +246,7 @@ export class Client {
       const isWhole = typeof one?.id === "string" && typeof one.text === "string";
       if (!isWhole) refuse(`hypotheses[${place}]`, one, "give an id and a text");
       refuseOdd(HypothesisSchema, one);
+      if ("onlyIds" in one) allowed(`hypotheses[${place}].onlyIds`, one.onlyIds as readonly string[] | undefined);
     });
     const keyed = { ...config, idempotencyKey: config.idempotencyKey || randomUUID() };
     async function* requests() {

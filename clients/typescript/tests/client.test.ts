@@ -172,6 +172,8 @@ describe("before a server that fails on demand", () => {
     await assert.rejects(client.watchRun("r", { fromSeq: 1.5 }).next(), /fromSeq: is 1\.5; give a whole number/);
     const model = "stable" as unknown as RunOptions["model"];
     await assert.rejects(client.startRun([], { corpus: "science", oracle: "o", model }), /model: is "stable"; give an object/);
+    const nothing = [{ id: "h", text: "a nail rusts", onlyIds: [] }]; // in a message: everything
+    await assert.rejects(client.startRun(nothing, { corpus: "science", oracle: "o" }), /hypotheses\[0\]\.onlyIds: is \[\]; leave it out/);
     assert.throws(() => connect({ timeoutMs: NaN }), /timeoutMs: is NaN; give milliseconds above 0/);
   });
 
