@@ -11,11 +11,11 @@ import sys
 import threading
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from support.certificates import certify, needs_openssl
+from support.worlds.sampler_world import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 DEAD_PROXY = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
@@ -66,13 +66,8 @@ def test_a_web_server_is_asked_by_its_tls_or_without_and_by_no_proxy(service: st
 
 
 async def test_a_service_is_asked_by_no_proxy():
-    servicer, server = health.aio.HealthServicer(), grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port("localhost:0")
-    await server.start()
-    try:
+    servicer = health.aio.HealthServicer()
+    async with serving(health_pb2_grpc.add_HealthServicer_to_server, servicer) as port:
         assert await asyncio.to_thread(is_healthy, "index", PORT=port)
         await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         assert not await asyncio.to_thread(is_healthy, "index", PORT=port)
-    finally:
-        await server.stop(None)

@@ -32,7 +32,6 @@ from services.kit.logs import name_call
 from services.kit.server import GrpcServer
 from services.kit.settings import ServiceSettings
 from services.trainer.settings import TrainerSettings
-from support.waiting import until
 
 
 class Settings(ServiceSettings):
@@ -302,22 +301,6 @@ def test_a_service_refuses_to_listen_beyond_loopback_without_a_token(host: str) 
         build(host=host)
     build(host=host, token="t")
     build(host=host, allow_insecure=True)
-
-
-async def test_a_drain_finishes_what_is_in_flight_and_refuses_what_is_new() -> None:
-    server, servicer = build()
-    await server.start()
-    client = await ready(server)
-    waiting = asyncio.ensure_future(client.encode(["wait"]))
-    await until(lambda: servicer.waiting > 0)
-    stopping = asyncio.ensure_future(server.stop(5))
-    await asyncio.sleep(0.1)
-    assert not stopping.done()
-    servicer.release.set()
-    assert (await waiting).model_version == "v1"
-    await stopping
-    with pytest.raises(errors.Unavailable, match="is it running"):
-        await EncoderClient(Channel(f"127.0.0.1:{server.port}", retry=False)).encode(["a"])
 
 
 async def test_a_server_that_ended_by_itself_is_opened_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:

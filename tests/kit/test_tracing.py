@@ -21,7 +21,6 @@ from aeenc.transport import tracing as sdk_tracing
 from aeenc.v1 import types_pb2
 from services.index.ranking.encoding import QueryEncoder
 from services.kit import logs, tracing
-from services.kit.settings import ServiceSettings
 from services.store.registry import Registry
 from services.trainer.registry.checkpoints import Checkpoints
 from support.models.tiny_checkpoints import register, write_tiny_checkpoint, write_tiny_cross_encoder_checkpoint
@@ -208,7 +207,3 @@ def test_a_caller_decides_whether_its_trace_is_recorded(receiver: TraceReceiver)
 def test_an_endpoint_that_is_no_url_is_refused_by_its_value(endpoint: str):
     with pytest.raises(errors.InvalidArgument, match=f"'{endpoint}' is not a URL"):
         tracing.configure(endpoint, 1.0, service="test", instance="1", version="0")
-
-
-def test_tracing_is_off_unless_an_endpoint_is_named():
-    assert ServiceSettings().trace_endpoint == ""

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from support.worlds.sampler_world import serving
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,8 @@ class TraceReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[TraceReceiver]:
         """Receives on a free port."""
-        server = grpc.aio.server()
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, server)
-        self.port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
+        async with serving(trace_service_pb2_grpc.add_TraceServiceServicer_to_server, self) as self.port:
             yield self
-        finally:
-            await server.stop(0)
 
 
 def _received(service: str, span: Span) -> ReceivedSpan:
