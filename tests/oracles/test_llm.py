@@ -165,12 +165,6 @@ async def test_an_answer_is_limited_by_the_name_that_the_endpoint_knows(unsuppor
         assert not any(sent.fault for sent in endpoint.sent[-1:]), "the name is learnt once"
 
 
-async def test_a_request_refused_after_a_valid_answer_abstains() -> None:
-    async with asking(ModelEndpoint(fault=lambda number: "bad request" if number else "")) as (_, oracle):
-        assert (await ask(oracle, task()))["p1"].judgement == EXPLAINS
-        assert (await ask(oracle, task("iron rusts")))["p1"].judgement == ABSTAINS
-
-
 async def test_a_prompt_that_the_endpoint_filters_abstains_even_if_it_is_the_first() -> None:
     async with asking(ModelEndpoint(fault=lambda number: "bad request", code="content_filter")) as (_, oracle):
         assert (await ask(oracle, task()))["p1"].judgement == ABSTAINS
@@ -382,7 +376,7 @@ def test_the_prompt_is_for_every_domain_and_says_the_form_of_the_answer() -> Non
     assert "JSON" in FORM
 
 
-async def test_a_refusal_that_quotes_a_fact_about_temperature_drops_no_field() -> None:
+async def test_a_request_refused_after_a_valid_answer_abstains_and_drops_no_field_that_the_refusal_names() -> None:
     async with asking(ModelEndpoint(code="bad_prompt")) as (endpoint, oracle):
         endpoint.fault = lambda number: "bad request" if number == 1 else ""
         endpoint.said = "the text on temperature and seeds is not allowed"

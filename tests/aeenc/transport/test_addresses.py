@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -16,10 +15,9 @@ import aeenc
 from aeenc import Channel, EncoderClient, errors
 from aeenc.transport.addresses import Address, is_local, resolve, split
 from aeenc.transport.targets import Targets
-from aeenc.v1 import encoder_pb2_grpc
 from support.certificates import certify, needs_openssl
 from support.waiting import until
-from support.worlds.index_world import HashedEncoder, RunningEncoder, raises, vector_of
+from support.worlds.index_world import RunningEncoder, raises, vector_of
 
 TEXTS = [f"fact {n}" for n in range(200)]
 
@@ -224,27 +222,23 @@ async def test_certificates_are_checked_against_the_name_of_each_server(
 ) -> None:
     names["encoders.test"] = ["127.0.0.1"]
     hosts = "DNS:encoders.test,DNS:localhost"
-    cert, key = await asyncio.to_thread(certify, tmp_path, "server", hosts=hosts)
-    server, servicer = grpc.aio.server(), HashedEncoder()
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
-    credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
+    pair = await asyncio.to_thread(certify, tmp_path, "server", hosts=hosts)
+    async with RunningEncoder(pair=pair) as encoder:
+        port = encoder.target.rpartition(":")[2]
 
-    async def bulk(target: str) -> int:
-        channel = Channel(target, ca=cert, token="t", timeout_s=1)
-        try:
-            stream = EncoderClient(channel).encode_all(TEXTS, role="premise", patience_s=1.0)
-            return sum([len(batch.vectors) async for batch in stream])
-        finally:
-            await channel.close()
+        async def bulk(target: str) -> int:
+            channel = Channel(target, ca=pair[0], token="t", timeout_s=1)
+            try:
+                stream = EncoderClient(channel).encode_all(TEXTS, role="premise", patience_s=1.0)
+                return sum([len(batch.vectors) async for batch in stream])
+            finally:
+                await channel.close()
 
-    assert await bulk(f"dns:///encoders.test:{port}") == len(TEXTS)
-    assert servicer.tokens == {"Bearer t"}
-    await raises(errors.Unavailable, bulk(f"127.0.0.1:{port}"), "127.0.0.1")
-    listed = Channel(f"localhost:{port},127.0.0.1:{port}", ca=cert, timeout_s=5)
-    for _ in range(3):
-        await EncoderClient(listed).encode(["ice"])
-    await listed.close()
-    await server.stop(0)
-    await until(lambda: servicer.open_streams == 0)
+        assert await bulk(f"dns:///encoders.test:{port}") == len(TEXTS)
+        assert encoder.servicer.tokens == {"Bearer t"}
+        await raises(errors.Unavailable, bulk(f"127.0.0.1:{port}"), "127.0.0.1")
+        listed = Channel(f"localhost:{port},127.0.0.1:{port}", ca=pair[0], timeout_s=5)
+        for _ in range(3):
+            await EncoderClient(listed).encode(["ice"])
+        await listed.close()
+    await until(lambda: encoder.servicer.open_streams == 0)

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 import aeenc
@@ -18,9 +17,8 @@ from aeenc.adapters.premises import PremiseRetriever
 from aeenc.oracles.remote import RemoteOracle
 from aeenc.transport.checks import key_pair
 from aeenc.transport.targets import Targets
-from aeenc.v1 import encoder_pb2_grpc
 from support.certificates import certify, needs_openssl
-from support.worlds.index_world import HashedEncoder
+from support.worlds.index_world import RunningEncoder
 
 _ASK = """
 import sys, aeenc
@@ -30,26 +28,21 @@ with aeenc.connect(encoder=sys.argv[1], token="t", tls=True, timeout_s=5, retry=
 
 
 @needs_openssl
-@pytest.mark.parametrize("certified", [True, False])
-async def test_a_server_that_a_public_authority_has_certified_needs_no_ca(tmp_path: Path, certified: bool) -> None:
-    cert, key = await asyncio.to_thread(certify, tmp_path, "server")
+async def test_a_server_that_a_public_authority_has_certified_needs_no_ca(tmp_path: Path) -> None:
+    pair = await asyncio.to_thread(certify, tmp_path, "server")
     other, _ = await asyncio.to_thread(certify, tmp_path, "other")
-    server, servicer = grpc.aio.server(), HashedEncoder()
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
-    credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
-    port = server.add_secure_port("localhost:0", credentials)
-    await server.start()
-    environment = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(cert if certified else other), "PATH": "/usr/bin"}
-    environment["PYTHONPATH"] = ":".join(sys.path)
-    words = [sys.executable, "-c", _ASK, f"localhost:{port}"]
-    ended = await asyncio.to_thread(subprocess.run, words, env=environment, capture_output=True, text=True)
-    await server.stop(0)
-    if certified:
-        assert (ended.stdout, servicer.tokens) == ("1\n", {"Bearer t"}), ended.stderr
-    else:
-        assert ended.returncode == 1
-        assert "Unavailable" in ended.stderr
-        assert not servicer.tokens
+    async with RunningEncoder("localhost:0", pair) as encoder:
+
+        async def asked(roots: Path) -> subprocess.CompletedProcess[str]:
+            environment = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(roots), "PYTHONPATH": ":".join(sys.path)}
+            words = [sys.executable, "-c", _ASK, encoder.target]
+            return await asyncio.to_thread(subprocess.run, words, env=environment, capture_output=True, text=True)
+
+        refused = await asked(other)
+        assert (refused.returncode, "Unavailable" in refused.stderr) == (1, True)
+        assert not encoder.servicer.tokens
+        ended = await asked(pair[0])
+        assert (ended.stdout, encoder.servicer.tokens) == ("1\n", {"Bearer t"}), ended.stderr
 
 
 @needs_openssl

@@ -148,13 +148,21 @@ async def _abort(context: Any, error: errors.AeencError) -> None:
 
 
 class RunningEncoder:
-    """The hashed encoder on a port of its own, or on that of one before, which can be stopped."""
+    """The hashed encoder on a port of its own, or on that of one before, which can be stopped.
 
-    def __init__(self, target: str = "127.0.0.1:0") -> None:
+    With `pair`, the files of a certificate and its key, it speaks TLS.
+    """
+
+    def __init__(self, target: str = "127.0.0.1:0", pair: tuple[Path, Path] | None = None) -> None:
         self.servicer = HashedEncoder()
         self.server = grpc.aio.server()
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self.servicer, self.server)
-        self.target = f"{target.rpartition(':')[0]}:{self.server.add_insecure_port(target)}"
+        if pair is None:
+            port = self.server.add_insecure_port(target)
+        else:
+            cert, key = (path.read_bytes() for path in pair)
+            port = self.server.add_secure_port(target, grpc.ssl_server_credentials([(key, cert)]))
+        self.target = f"{target.rpartition(':')[0]}:{port}"
 
     async def __aenter__(self) -> RunningEncoder:
         await self.server.start()
