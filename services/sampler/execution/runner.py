@@ -163,8 +163,9 @@ class Runner:
         try:
             if why := await lease.during(self._work(run_id, lease), is_over):
                 (log.info if why == CANCELLED else log.warning)("run was stopped", run=run_id, reason=why)
-        except UNREADABLE as error:  # else the run would be taken again at once, and again
+        except UNREADABLE as error:  # its record, which is looked at again
             self._leave(run_id, error)
+            self._oracle_of.pop(run_id, None)
         except Exception:
             log.exception("run worker failed", run=run_id)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import make_dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -396,12 +397,13 @@ async def test_a_run_of_a_newer_release_or_a_damaged_one_is_refused_by_name_and_
         assert (await people.lease("ann"), (await people.list_queues("ann"))[0].total.tasks) == ([], 0)
         assert await pair_set(client, run.id) == brute_force()
         assert await redis.hgetall(keys.record(newer.id)) == before
-        await redis.hset(keys.record(newer.id), "format_version", 1)  # somebody has restored it
 
-        async def leased() -> bool:
-            return bool(await people.lease("ann"))
+        async def is_held(expected: int) -> bool:
+            return bool(await redis.exists(keys.lease(newer.id)) == expected)
 
-        await eventually(leased)
+        for stored, held in (("1", 1), (version, 0), ("1", 1)):  # restored, damaged while it is worked on, restored
+            await redis.hset(keys.record(newer.id), "format_version", stored)
+            await eventually(partial(is_held, held))
     await redis.aclose()
 
 
