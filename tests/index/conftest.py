@@ -11,6 +11,7 @@ import pytest
 
 from aeenc import AsyncClient
 from services.index.__main__ import build
+from services.index.catalogue.catalogue import Catalogue
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from support.servers.milvus_server import MilvusServer
@@ -26,6 +27,11 @@ class RunningIndex:
         self.aeenc = client
         self.client = client.index
         self.store = store
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """What the index knows of its corpora."""
+        return next(one._catalogue for _, one in self.server._servicers if hasattr(one, "_catalogue"))
 
 
 Serve = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import AsyncClient
+from aeenc import AsyncClient, IndexClient
 from aeenc.v1 import index_pb2, types_pb2
 from support.worlds.index_world import RunningEncoder
 
@@ -47,13 +47,7 @@ class Subject:
 
     async def reports(self, *messages: Any) -> list[Any]:
         """All answers of a build of these messages."""
-
-        async def requests() -> AsyncIterator[Any]:
-            for message in messages:
-                yield message
-
-        stream = self.index._admin_channel.stream(self.index._admin.BuildGeneration, requests(), timeout_s=60)
-        return [report async for report in stream]
+        return await reports(self.index, *messages)
 
     def is_ranking(
         self,
@@ -77,6 +71,17 @@ class Subject:
         assert np.allclose(scores, exact[order], atol=TOLERANCE)
         pairs = [(float(score), -place[one]) for one, score in zip(ids, scores, strict=True)]
         assert pairs == sorted(pairs, reverse=True), "best first, equal ones in the order of insertion"
+
+
+async def reports(index: IndexClient, *messages: Any) -> list[Any]:
+    """All answers of a build of these messages."""
+
+    async def requests() -> AsyncIterator[Any]:
+        for message in messages:
+            yield message
+
+    stream = index._admin_channel.stream(index._admin.BuildGeneration, requests(), timeout_s=60)
+    return [report async for report in stream]
 
 
 def header(corpus: str, **fields: Any) -> index_pb2.BuildGenerationRequest:

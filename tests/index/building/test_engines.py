@@ -29,6 +29,7 @@ from services.index.lexical.bm25 import write_lexical
 from services.index.settings import IndexSettings
 from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore
+from support.subject import chunk, header, reports
 from support.waiting import until
 from support.worlds.index_world import (
     SPACE,
@@ -308,13 +309,8 @@ async def test_a_text_is_searched_as_widely_alone_as_beside_others(serve, scienc
 
 
 async def test_a_build_says_that_it_is_indexing(index):
-    async def requests():
-        yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="c"))
-        yield index_pb2.BuildGenerationRequest(premises=facts())
-
-    stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=20)
-    reports = [report async for report in stream]
-    indexing = [one for one in reports if one.stage == index_pb2.BUILD_STAGE_INDEXING]
+    told = await reports(index.client, header("c"), chunk(*facts()))
+    indexing = [one for one in told if one.stage == index_pb2.BUILD_STAGE_INDEXING]
     assert [(one.received, one.encoded) for one in indexing][:1] == [(10, 10)]
-    assert reports[0].stage == index_pb2.BUILD_STAGE_RECEIVING
-    assert reports[-1].stage == index_pb2.BUILD_STAGE_INDEXING
+    assert told[0].stage == index_pb2.BUILD_STAGE_RECEIVING
+    assert told[-1].stage == index_pb2.BUILD_STAGE_INDEXING

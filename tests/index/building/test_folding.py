@@ -1,8 +1,8 @@
 """Which texts are one premise: the same to the byte, or, on request, those that say the same."""
 
 from aeenc import errors
-from aeenc.v1 import index_pb2
 from services.corpus.generation import open_generation
+from support.subject import header, reports
 from support.worlds.index_world import premise, raises
 
 
@@ -62,11 +62,5 @@ async def test_a_split_or_tag_that_a_premise_names_twice_is_stored_once_and_give
 
 
 async def test_an_unknown_kind_of_folding_is_refused_by_name(index):
-    async def requests():
-        yield index_pb2.BuildGenerationRequest(header=index_pb2.BuildHeader(corpus="science", folding=9))
-
-    async def call():
-        stream = index.client._admin_channel.stream(index.client._admin.BuildGeneration, requests(), timeout_s=10)
-        return [one async for one in stream]
-
-    await raises(errors.InvalidArgument, call(), "header.folding", "9")
+    build = reports(index.client, header("science", folding=9))
+    await raises(errors.InvalidArgument, build, "header.folding", "9")

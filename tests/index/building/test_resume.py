@@ -14,6 +14,7 @@ from services.corpus.generation import PremiseRecord
 from services.index.building import journal
 from services.index.values import BuildSpec
 from services.store.objects import Bucket, CachedStore
+from support.subject import header, reports
 from support.waiting import until
 from support.worlds.index_world import PREMISES, VERSION, broken_build, files_of, premise, raises, works
 
@@ -186,21 +187,15 @@ async def test_other_premises_under_the_same_request_id_are_refused_and_nothing_
 
 async def test_skipping_what_is_not_kept_is_refused(serve):
     async with serve(**SYNC) as index:
-        header = index_pb2.BuildHeader(corpus="science", request_id="r", resume_from=3)
 
-        async def call(header):
-            async def requests():
-                yield index_pb2.BuildGenerationRequest(header=header)
+        def resumed(resume_from, request_id="r"):
+            return reports(index.client, header("science", request_id=request_id, resume_from=resume_from))
 
-            stub, channel = index.client._admin, index.client._admin_channel
-            return [one async for one in channel.stream(stub.BuildGeneration, requests(), timeout_s=20)]
-
-        await raises(errors.FailedPrecondition, call(header), "resume_from is 3", "0 premises")
-        await raises(errors.InvalidArgument, call(index_pb2.BuildHeader(corpus="science", resume_from=3)), "request_id")
+        await raises(errors.FailedPrecondition, resumed(3), "resume_from is 3", "0 premises")
+        await raises(errors.InvalidArgument, resumed(3, ""), "request_id")
         assert files_of(index.store) == {}
         await broken_build(index, PREMISES[:40])
-        header.resume_from = 41
-        await raises(errors.FailedPrecondition, call(header), "resume_from is 41", "40 premises")
+        await raises(errors.FailedPrecondition, resumed(41), "resume_from is 41", "40 premises")
         assert (await build(index)).premises == 60
 
 

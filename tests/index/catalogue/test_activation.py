@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import index_pb2
 from support.worlds.index_world import SPACE, facts, files_of, raises, two_generations, vector_of
 
 OVER = ("files", "milvus")
@@ -56,21 +55,6 @@ async def test_a_damaged_corpus_degrades_the_service_until_another_generation_is
         await index.client.activate("science", second)
         assert (await index.client.info()).service.state_reason == ""
         assert (await index.client.search("science", TWO, space_id=SPACE)).generation == second
-
-
-async def test_generations_deleted_while_they_are_listed_neither_end_the_listing_nor_hide_others(index):
-    first, second = await two_generations(index)
-    third = (await index.client.build("science", facts()[:4], activate=False)).id
-    seen = []
-    async for one in index.client.list_generations("science", page_size=1):
-        seen.append(one.id)
-        if not one.active:
-            await index.client.delete("science", one.id)
-    assert seen == [third, second, first]
-    stub, unary = index.client._admin, index.client._admin_channel.unary
-    for token in ("nonsense", f"2026-07-01T00:00:00 {first}", "2026-07-01T00:00:00+00:00 "):
-        nonsense = index_pb2.ListGenerationsRequest(corpus="science", page_token=token)
-        await raises(errors.InvalidArgument, unary(stub.ListGenerations, nonsense), "page_token", "page before")
 
 
 def damage(index, generation_id):
@@ -147,32 +131,3 @@ async def test_a_corpus_is_deleted_in_every_process_and_after_a_restart_and_can_
         assert (await index.client.retrieve("science", ["ice"])).generation == first.id
         with pytest.raises(errors.FailedPrecondition, match="explanations"):
             await index.client.retrieve("science", ["ice"], prior=0.5)
-
-
-async def test_a_corpus_that_somebody_holds_goes_on_unless_they_are_named(index):
-    first = await index.client.build("science", facts()[:3])
-    second = await index.client.build("science", facts())
-    await index.client.hold("science", first.id, "run-a")
-    with pytest.raises(errors.FailedPrecondition, match=r"run-a.*--despite"):
-        await index.client.delete_corpus("science")
-    assert await corpora(index) == [("science", second.id)]
-    await index.client.delete_corpus("science", despite=["run-a"])
-    assert await corpora(index) == []
-
-
-async def test_a_listing_refuses_the_token_of_another_one(index):
-    for corpus in ("alpha", "science"):
-        await index.client.build(corpus, facts())
-    stub, unary = index.client._stub, index.client.channel.unary
-    premises = await unary(stub.ListPremises, index_pb2.ListPremisesRequest(corpus="science", page_size=1))
-    corpora = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_size=1))
-    wrong = index_pb2.ListCorporaRequest(page_token=premises.next_page_token)
-    await raises(errors.InvalidArgument, unary(stub.ListCorpora, wrong), "page_token", "this listing")
-    wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=corpora.next_page_token)
-    await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "this listing")
-    generation = premises.generation
-    for position in ("x", "11", "-1", "1.0", "\u0663", "9" * 19, "9" * 5000):
-        wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=f"{generation}:{position}")
-        await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "page before")
-    again = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_token=corpora.next_page_token))
-    assert [one.corpus for one in again.corpora] == ["science"]

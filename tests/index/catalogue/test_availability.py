@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from aeenc import AsyncClient, errors
+from aeenc.v1 import index_pb2
 from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import batcher as batcher_module
@@ -20,7 +21,7 @@ from services.index.values import ALL, SearchHits, SearchParams
 from services.launcher.processes import free_port, is_taken
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
-from support.worlds.index_world import PREMISES, SPACE, facts, raises, vector_of
+from support.worlds.index_world import PREMISES, SPACE, facts, raises, two_generations, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 
@@ -55,6 +56,39 @@ async def test_a_corpus_that_cannot_be_read_does_not_stop_the_others(serve, monk
             await raises(errors.DataLoss, index.client.search("science", TWO, space_id=SPACE), "disk says no")
 
 
+async def test_generations_deleted_while_they_are_listed_neither_end_the_listing_nor_hide_others(index):
+    first, second = await two_generations(index)
+    third = (await index.client.build("science", facts()[:4], activate=False)).id
+    seen = []
+    async for one in index.client.list_generations("science", page_size=1):
+        seen.append(one.id)
+        if not one.active:
+            await index.client.delete("science", one.id)
+    assert seen == [third, second, first]
+    stub, unary = index.client._admin, index.client._admin_channel.unary
+    for token in ("nonsense", f"2026-07-01T00:00:00 {first}", "2026-07-01T00:00:00+00:00 "):
+        nonsense = index_pb2.ListGenerationsRequest(corpus="science", page_token=token)
+        await raises(errors.InvalidArgument, unary(stub.ListGenerations, nonsense), "page_token", "page before")
+
+
+async def test_a_listing_refuses_the_token_of_another_one(index):
+    for corpus in ("alpha", "science"):
+        await index.client.build(corpus, facts())
+    stub, unary = index.client._stub, index.client.channel.unary
+    premises = await unary(stub.ListPremises, index_pb2.ListPremisesRequest(corpus="science", page_size=1))
+    corpora = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_size=1))
+    wrong = index_pb2.ListCorporaRequest(page_token=premises.next_page_token)
+    await raises(errors.InvalidArgument, unary(stub.ListCorpora, wrong), "page_token", "this listing")
+    wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=corpora.next_page_token)
+    await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "this listing")
+    generation = premises.generation
+    for position in ("x", "11", "-1", "1.0", "\u0663", "9" * 19, "9" * 5000):
+        wrong = index_pb2.ListPremisesRequest(corpus="science", page_token=f"{generation}:{position}")
+        await raises(errors.InvalidArgument, unary(stub.ListPremises, wrong), "page_token", "page before")
+    again = await unary(stub.ListCorpora, index_pb2.ListCorporaRequest(page_token=corpora.next_page_token))
+    assert [one.corpus for one in again.corpora] == ["science"]
+
+
 async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
     ids = [(await index.client.build("science", facts()[:count])).id for count in (4, 6, 8)]
     await index.client.delete("science", (await index.client.build("science", facts()[:2], activate=False)).id)
@@ -67,8 +101,7 @@ async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
         return index_of(generation, *kept)
 
     monkeypatch.setattr(catalogue_module.ServedGeneration, "of", slow)
-    catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
-    catalogue.open.pinned.clear()
+    index.catalogue.open.pinned.clear()
     try:
         first = asyncio.ensure_future(index.client.get_premises("science", ["f1"], generation=ids[0]))
         assert await asyncio.to_thread(entered.wait, 20)
@@ -104,10 +137,9 @@ async def test_preparing_the_prior_of_one_corpus_holds_up_no_other(index, monkey
 async def test_pinned_generations_are_bounded_by_their_size_too(serve):
     async with serve(pinned_bytes=1) as index:
         ids = [(await index.client.build("science", facts()[:count])).id for count in (4, 6, 8)]
-        catalogue = next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
         for generation_id in ids[:2]:
             assert await index.client.get_premises("science", ["f1"], generation=generation_id)
-        assert [key[1] for key in catalogue.open.pinned] == ids[1:2]
+        assert [key[1] for key in index.catalogue.open.pinned] == ids[1:2]
 
 
 class Sliced:

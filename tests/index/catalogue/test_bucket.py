@@ -99,7 +99,7 @@ async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_join
 
 async def test_explanations_put_while_another_host_puts_some_are_joined_with_them(hosts, monkeypatch):
     one, two = hosts
-    other = next(each._catalogue for _, each in two.server._servicers if hasattr(each, "_catalogue")).explanations
+    other = two.catalogue.explanations
     create = CopiedRecords.create
 
     def overtaken(self: CopiedRecords, *arguments: Any) -> bool:

@@ -74,7 +74,7 @@ async def test_the_files_of_old_explanations_go(built):
 
 
 async def test_explanations_are_put_again_after_a_passing_refusal_unless_they_come_from_an_iterator(built, monkeypatch):
-    explanations = next(one._catalogue for _, one in built.server._servicers if hasattr(one, "_catalogue")).explanations
+    explanations = built.catalogue.explanations
     put, refusals = explanations.put, []
 
     async def refused_once(*arguments, **options):

@@ -22,10 +22,6 @@ NEVER = 1000.0
 BRISK = {"look_s": 0.05, "replica_lease_s": 0.4, "replica_wait_s": 0.3}
 
 
-def catalogue_of(index) -> Catalogue:
-    return next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
-
-
 async def served(index, corpus: str) -> str:
     return (await index.client.search(corpus, TWO, space_id=SPACE)).generation
 
@@ -47,7 +43,7 @@ async def test_a_replica_that_is_busy_opening_one_corpus_is_alive_and_follows_th
         (first, slow), (_, other) = [await two_generations(one, corpus) for corpus in ("science", "other")]
         assert (await served(two, "science"), bool(await served(two, "other"))) == (first, True)
         go_on = threading.Event()
-        opening(monkeypatch, catalogue_of(two), lambda corpus: corpus != "science" or go_on.wait(20) or None)
+        opening(monkeypatch, two.catalogue, lambda corpus: corpus != "science" or go_on.wait(20) or None)
         done = await one.client.activate("science", slow)
         assert [each.instance for each in done.replicas if each.behind] == ["two"]
         await asyncio.sleep(3 * BRISK["replica_lease_s"])
@@ -71,7 +67,7 @@ async def test_a_corpus_whose_opening_fails_for_whatever_reason_holds_up_no_othe
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
         (first, second), (_, other) = [await two_generations(one, corpus) for corpus in ("science", "zoology")]
         assert (await served(two, "science"), bool(await served(two, "zoology"))) == (first, True)
-        opening(monkeypatch, catalogue_of(two), exhausted)
+        opening(monkeypatch, two.catalogue, exhausted)
         done = await one.client.activate("science", second)
         [behind] = [each for each in done.replicas if each.behind]
         assert behind.instance == "two"
@@ -92,7 +88,7 @@ async def test_a_full_queue_keeps_no_replica_from_following_and_no_generation_fr
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
         first, second = await two_generations(one)
         assert await served(two, "science") == first
-        queues = [catalogue_of(index)._batcher._queue for index in (one, two)]
+        queues = [index.catalogue._batcher._queue for index in (one, two)]
         for queue in queues:
             queue.size += 1_000_000
         done = await one.client.activate("science", second)
@@ -113,7 +109,7 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
             opened.append(corpus)
             time.sleep(0.1)
 
-        opening(monkeypatch, catalogue_of(two), slowly)
+        opening(monkeypatch, two.catalogue, slowly)
         calls = [asyncio.ensure_future(served(two, "science")) for _ in range(40)]
         await asyncio.sleep(0.05)
         calls[0].cancel()
@@ -147,7 +143,7 @@ async def test_sixty_callers_of_an_unknown_corpus_share_the_looks_for_it_that_be
 async def test_a_caller_who_came_during_a_look_gets_what_was_activated_before_they_came(serve, monkeypatch):
     async with serve(instance="one", **BRISK) as one, serve(instance="two", look_s=NEVER) as two:
         may_go, looking, sound = threading.Event(), threading.Event(), StoreWatch.at
-        of = catalogue_of(two)._watch
+        of = two.catalogue._watch
 
         def held(self, corpus, serving):
             found = sound(self, corpus, serving)
@@ -178,7 +174,7 @@ async def test_a_generation_that_is_read_and_activated_at_once_is_opened_once(se
             opened.append(corpus)
             time.sleep(0.1)
 
-        opening(monkeypatch, catalogue_of(index), slowly)
+        opening(monkeypatch, index.catalogue, slowly)
         activation = index.client.activate("science", second)
         reading = [index.client.get_premises("science", ["f1"], generation=second) for _ in range(4)]
         calls = [activation, *reading] if is_first else [*reading, activation]

@@ -1,5 +1,7 @@
 """Who needs a generation holds it by name: it is not deleted meanwhile, at any process over the store."""
 
+import pytest
+
 from aeenc import errors
 from support.worlds.index_world import facts, raises, two_generations
 
@@ -33,3 +35,14 @@ async def test_a_hold_of_nothing_or_by_nobody_is_refused(index):
         call = index.client.hold(**{"corpus": "science", "generation": first, "holder": "run-a", **changes})
         await raises(error, call, *words)
     assert not [one async for one in index.client.list_generations("science") if one.held_by]
+
+
+async def test_a_corpus_that_somebody_holds_goes_on_unless_they_are_named(index):
+    first = await index.client.build("science", facts()[:3])
+    second = await index.client.build("science", facts())
+    await index.client.hold("science", first.id, "run-a")
+    with pytest.raises(errors.FailedPrecondition, match=r"run-a.*--despite"):
+        await index.client.delete_corpus("science")
+    assert [one.active.id async for one in index.client.list_corpora()] == [second.id]
+    await index.client.delete_corpus("science", despite=["run-a"])
+    assert not [one async for one in index.client.list_corpora()]

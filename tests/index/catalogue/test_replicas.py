@@ -23,10 +23,6 @@ async def served(index, generation=""):
     return (await index.client.search("science", TWO, space_id=SPACE, generation=generation)).generation
 
 
-def catalogue_of(index):
-    return next(one._catalogue for _, one in index.server._servicers if hasattr(one, "_catalogue"))
-
-
 async def test_what_one_replica_has_built_and_activated_the_other_serves_when_the_answer_comes(serve):
     async with serve(instance="one", look_s=0.05) as one, serve(instance="two", look_s=0.05) as two:
         first = (await one.client.build("science", facts()[:6])).id
@@ -47,11 +43,11 @@ async def test_a_damaged_generation_that_one_replica_builds_again_is_opened_agai
     async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
         first = (await one.client.build("science", facts())).id
         assert await served(two) == first
-        before = catalogue_of(two).open.active["science"]
+        before = two.catalogue.open.active["science"]
         path = one.store.root / "generations/science" / first / "premises.jsonl"
         path.write_bytes(path.read_bytes()[:-1] + b"X")
         assert (await one.client.build("science", facts())).id == first
-        await until(lambda: catalogue_of(two).open.active["science"] is not before)
+        await until(lambda: two.catalogue.open.active["science"] is not before)
         assert len(await two.client.get_premises("science", ["f1", "f9"])) == 2
 
 
@@ -77,7 +73,7 @@ async def test_what_one_replica_deletes_no_other_answers_from_and_its_files_go_w
     monkeypatch.setattr("services.index.catalogue.following.SWEEP_S", 0.0)
     async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
         first, _ = [(await one.client.build("science", facts()[:count])).id for count in (6, 8)]
-        reading = await catalogue_of(two).resolve("science", first)
+        reading = await two.catalogue.resolve("science", first)
         await one.client.delete("science", first)
         with pytest.raises(errors.NotFound):
             await served(two, first)

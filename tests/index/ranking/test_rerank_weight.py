@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -71,18 +70,6 @@ async def test_no_ranking_mixes_the_scores_of_encoders_that_compute_in_other_pre
     assert {request.precision for request in encoder.servicer.score_requests} == {0}, "where all agree, once is enough"
 
 
-async def test_each_weight_has_an_order_of_its_own_and_none_is_the_cross_encoders(built):
-    first = (await built.client.retrieve("science", [TEXT], k=10))[0]
-    orders = []
-    for weight in (0.0, 0.001, 0.25):
-        hits = (await built.client.retrieve("science", [TEXT], k=10, rerank=10, rerank_weight=weight))[0]
-        orders.append([hit.id for hit in hits])
-    alone = sorted(first, key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))
-    assert orders[0] == [hit.id for hit in alone]
-    assert orders[1] == [hit.id for hit in first], "so small a weight changes nothing"
-    assert orders[2] not in orders[:2]
-
-
 async def test_equal_sums_stand_in_the_order_of_insertion(built):
     first = (await built.client.retrieve("science", [TEXT], k=10))[0]
     found = (await built.client.retrieve("science", [TEXT], k=10, rerank=10, rerank_weight=2.0**40))[0]
@@ -129,13 +116,3 @@ async def test_rankings_and_evaluations_take_an_ensemble_too(built):
     assert [hit.id for hit in found.results[0][:4]] == [hit.id for hit in head]
     assert found.rerank_versions == ("x-a", "x-e", "x-t")
     assert list(retrieval.to_proto().rerank_versions) == list(VERSIONS)
-
-
-async def test_a_head_re_ranked_by_sums_is_followed_by_the_others_in_their_order(built):
-    first = (await built.client.retrieve("science", [TEXT], k=10, mode="hybrid"))[0]
-    retrieval = Retrieval("hybrid", rerank=4, rerank_weight=WEIGHT)
-    [found] = (await built.client.rankings("science", [TEXT], k=10, retrieval=retrieval)).results
-    head = by_sum(first[:4])
-    assert [(hit.id, hit.score) for hit in found[:4]] == head
-    assert [hit.id for hit in found[4:]] == [hit.id for hit in first[4:]]
-    assert all(one.score > after.score for one, after in pairwise(found[3:]))

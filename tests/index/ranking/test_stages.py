@@ -33,7 +33,7 @@ ALL = np.arange(10)
 
 async def test_a_prior_is_made_once_for_all_who_wait_and_not_kept_if_explanations_changed_meanwhile(built, monkeypatch):
     await built.client.put_explanations("science", EXPLAINED)
-    explanations = next(one._catalogue for _, one in built.server._servicers if hasattr(one, "_catalogue")).explanations
+    explanations = built.catalogue.explanations
     loop, make, made = asyncio.get_running_loop(), Prior.over, []
 
     def slow(*arguments):
@@ -122,12 +122,11 @@ async def test_an_encoder_that_is_too_slow_is_named_with_its_limit_and_the_setti
         encoder.servicer.may_answer.set()
 
 
-@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder, mode):
+async def test_a_cross_encoder_orders_the_first_premises_anew(built, encoder):
     text = "a star that heats the ice"
-    first = (await built.client.retrieve("science", [text], k=5, mode=mode))[0]
+    first = (await built.client.retrieve("science", [text], k=5))[0]
     started = time.perf_counter()
-    found = await built.client.retrieve("science", [text], k=3, mode=mode, rerank=5)
+    found = await built.client.retrieve("science", [text], k=3, rerank=5)
     expected = sorted(first, key=lambda hit: (-hit.text.count("e"), int(hit.id[1:])))[:3]
     assert [hit.id for hit in found[0]] == [hit.id for hit in expected]
     assert [hit.score for hit in found[0]] == [hit.text.count("e") for hit in expected]
