@@ -28,8 +28,6 @@ from support.worlds.sampler_world import (
     at_work,
     finish,
     nearest,
-    pairs,
-    ready,
     take,
 )
 
@@ -84,20 +82,6 @@ async def test_open_tasks_come_back_with_the_candidates_of_the_new_version(world
         assert (await people.retrieve_again(run_id, "ann")).task_ids == ()
 
 
-async def test_what_somebody_has_begun_or_answered_keeps_its_candidates(world: SamplerWorld):
-    async with at_work(world, 3, overlap=2, undo_s=NEVER) as (people, _, run_id):
-        answered = await take(people, "ann", run_id, "tree-0")
-        await people.submit(answered, [])
-        [held] = await people.lease("bob", run_id=run_id, hypothesis_id="tree-2")
-        world.index.stable = SECOND
-        done = await people.retrieve_again(run_id, "cid")
-        assert len(done.task_ids) == 1
-        wanted = {"hypothesis 0": FIRST, "hypothesis 1": SECOND, "hypothesis 2": FIRST}
-        found = await retrieved_by(people, run_id, wanted)
-        assert found["hypothesis 2"].task.task_id == held.task.task_id
-        await people.submit(held, [])
-
-
 @pytest.mark.parametrize("is_answered", [True, False])
 async def test_what_somebody_has_begun_keeps_its_candidates_whoever_works_on_the_run(
     world: SamplerWorld, is_answered: bool
@@ -141,29 +125,6 @@ async def test_the_holder_of_a_task_may_have_it_retrieved_again(world: SamplerWo
             await people.submit(lease, [])
         [again] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
         assert again.task.model_version == SECOND
-
-
-async def test_a_node_says_by_which_version_it_was_retrieved_and_so_do_its_pairs(world: SamplerWorld):
-    async with at_work(world, 2) as (people, sampler, run_id):
-        first = await take(people, "ann", run_id, "tree-0")
-        await people.submit(first, [first.task.candidates[0].premise.id])
-
-        async def judged() -> bool:
-            [node] = (await people.get_tree(run_id, "tree-0")).nodes
-            return node.state is State.SETTLED
-
-        await eventually(judged)
-        world.index.stable = SECOND
-        await people.retrieve_again(run_id, "ann")
-        found = await retrieved_by(people, run_id, {"hypothesis 1": SECOND})
-        second = await take(people, "ann", run_id)
-        assert second.task.task_id == found["hypothesis 1"].task.task_id
-        await people.submit(second, [second.task.candidates[0].premise.id])
-        await asyncio.wait_for(sampler.wait(run_id), 40)
-        nodes = [(await people.get_tree(run_id, f"tree-{number}")).nodes[0] for number in (0, 1)]
-        assert [node.model_version for node in nodes] == [FIRST, SECOND]
-        by_query = {(pair.query, pair.provenance.model_version) for pair in await pairs(sampler, run_id)}
-        assert by_query == {("hypothesis 0", FIRST), ("hypothesis 1", SECOND)}
 
 
 async def test_a_node_that_is_retrieved_again_asks_no_more_than_its_budget_covers(world: SamplerWorld):
@@ -288,19 +249,6 @@ async def test_a_run_that_names_a_version_does_not_follow_a_label(world: Sampler
             await people.retrieve_again(run_id, "ann")
         with pytest.raises(errors.InvalidArgument, match=r"config\.live"):
             await finish(sampler, version=FIRST, live=True)
-
-
-async def test_a_sampler_that_takes_a_run_over_retrieves_by_the_runs_current_version(world: SamplerWorld):
-    queues = {"team": {**QUEUE, "undo_s": NEVER}}
-    async with world.sampler(queues=queues) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
-        run = await sampler.start_run([("tree-0", "hypothesis 0")], corpus="science", oracle="team", k=K, max_depth=0)
-        await retrieved_by(people, run.id, {"hypothesis 0": FIRST})
-        world.index.stable = SECOND
-        await people.retrieve_again(run.id, "ann")
-    async with world.sampler(queues=queues) as sampler:
-        await ready(sampler)
-        await retrieved_by(aeenc.PeopleClient(sampler.channel), run.id, {"hypothesis 0": SECOND})
 
 
 TASK = Task("t", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9),), FIRST)

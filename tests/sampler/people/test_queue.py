@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, Answer, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Task
 from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, overview, steps, tasks
 from services.sampler.people.queue import TaskQueue
@@ -38,17 +37,6 @@ async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str
             event = await anext(watched)
             seen.append(event.kind.name)
     return seen
-
-
-async def test_a_leased_task_is_nobody_elses(world: SamplerWorld):
-    async with at_work(world) as (people, _, run_id):
-        first, second = await take(people, "ann", run_id, "tree-0"), await take(people, "bob", run_id)
-        assert (first.task.query, second.task.query) == ("hypothesis 0", "hypothesis 1")
-        assert [c.rank for c in first.task.candidates] == [1, 2, 3, 4]
-        assert await people.lease("cem") == []
-        await people.release(first.lease_id, "too hard")
-        assert (await take(people, "cem")).task.query == "hypothesis 0"
-        assert (await events(people, run_id, "RELEASED"))[-3:] == ["LEASED", "LEASED", "RELEASED"]
 
 
 async def test_a_call_that_outlives_its_first_lease_does_not_lease_the_task_again(world: SamplerWorld, monkeypatch):
@@ -101,39 +89,6 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         [task] = [task async for task in people.list_tasks(run_id)]
         assert [(a.annotator, a.late) for a in task.answers] == [("ann", True)]
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
-
-
-async def test_another_answer_under_the_number_of_a_former_one_is_refused(world: SamplerWorld):
-    async with at_work(world, 1, undo_s=NEVER) as (people, _, _):
-        lease = await take(people, "ann")
-        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
-        sent = await people.submit(lease, [first], note="so", elapsed_s=1.0, client_seq=7)
-        assert await people.submit(lease, [first], note="so", elapsed_s=2.0, client_seq=7) == sent
-        others: list[dict[str, Any]] = [{"verdicts": [second]}, {"seen_upto": 1}, {"written": ["a fact"]}, {"note": ""}]
-        for other in others:
-            with pytest.raises(errors.AlreadyExists, match=f"7 .*{sent.answer_id}; amend"):
-                await people.submit(lease, **{"verdicts": [first], "note": "so", "client_seq": 7, **other})
-        await people.amend(sent.answer_id, {second: EXPLAINS}, "ann")
-        assert await people.submit(lease, [first], note="so", client_seq=7) == sent
-
-
-async def test_an_answer_without_a_number_is_never_taken_for_a_retry_of_another(world: SamplerWorld):
-    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
-        lease = await take(people, "ann")
-        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
-
-        async def answer(premise_id: str) -> None:  # the SDK numbers every answer
-            answer = Answer([premise_id]).to_proto()
-            request = people_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, answer=answer)
-            await people.channel.unary(people._stub.SubmitVerdicts, request)
-
-        await answer(first)
-        with pytest.raises(errors.FailedPrecondition) as refused:
-            await answer(second)
-        assert refused.value.reason == "LEASE_ANSWERED"
-        await people.undo("ann", run_id)
-        with pytest.raises(errors.FailedPrecondition, match="taken back, lease the task again"):
-            await answer(first)
 
 
 async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
@@ -199,27 +154,6 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         assert {v.premise_id: v.judgement for v in task.decision.verdicts} == dict.fromkeys(ids, REFUSES) | {
             ids[1]: EXPLAINS
         }
-
-
-async def test_a_conflict_holds_its_node_back_until_somebody_decides(world: SamplerWorld):
-    async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
-        ids: list[str] = []
-        for name, ticked in (("ann", 0), ("bob", 1)):
-            lease = await take(people, name)
-            ids = [c.premise.id for c in lease.task.candidates]
-            await people.submit(lease, [ids[ticked]])
-        [task] = [task async for task in people.list_tasks(run_id, state=people_pb2.TASK_STATE_CONFLICT)]
-        assert list(task.conflicts) == ids[:2]
-        await asyncio.sleep(0.6)  # longer than the worker's look at decisions
-        assert await pairs(sampler, run_id) == []
-        task_id = task.task.task_id
-        with pytest.raises(errors.InvalidArgument, match=ids[1]):
-            await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS}, "judge")
-        await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS, ids[1]: ABSTAINS}, "judge")
-        await asyncio.wait_for(sampler.wait(run_id), 40)
-        found = {p.premise_id: (" +-?"[p.sign], p.provenance.annotator) for p in await pairs(sampler, run_id)}
-        told = [("+", "judge"), ("?", "judge"), ("-", "ann, bob"), ("-", "ann, bob")]  # the last two were no conflict
-        assert found == dict(zip(ids, told, strict=True))
 
 
 async def settle_elsewhere(world: SamplerWorld, run_id: str, task_id: str) -> None:
@@ -403,6 +337,7 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
             (people.amend("x", {}, "ann"), errors.NotFound, "no answer"),
             (people.adjudicate(run_id, "9-9", {}, "ann"), errors.NotFound, "no task"),
             (people.adjudicate(run_id, lease.task.task_id, {}, "ann"), errors.NotFound, "not in conflict"),
+            (people.close(run_id, "none", "chief"), errors.NotFound, "no task 'none'"),
             (people.get_agreement("x"), errors.NotFound, "'x'"),
             (anext(people.list_tasks("x")), errors.NotFound, "'x'"),
             (anext(people.watch("x")), errors.NotFound, "'x'"),
@@ -441,38 +376,6 @@ async def test_tasks_of_a_judge_who_left_are_decided_once_the_overlap_is_lowered
     async with world.sampler(queues={"team": {**QUEUE, "overlap": 1}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
         assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
-
-
-async def test_remarks_stay_until_their_verdict_is_amended_and_times_in_sight_stay_with_the_answer(world: SamplerWorld):
-    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
-        lease = await take(people, "ann")
-        first, second = (candidate.premise.id for candidate in lease.task.candidates[:2])
-        said = {first: Verdict(REFUSES, remark=IRRELEVANT), second: Verdict(ABSTAINS, remark=BAD_FACT)}
-        timed = {one: replace(verdict, in_sight_ms=1500) for one, verdict in said.items()}
-        given = await people.submit(lease, timed, client_seq=7)
-        assert await people.submit(lease, said, client_seq=7) == given, "a retry may have measured another time"
-
-        async def verdicts() -> tuple[dict[str, str], list[int]]:
-            [task] = [one async for one in people.list_tasks(run_id)]
-            remarks = {one.premise_id: one.remark.name for one in task.answers[0].verdicts if one.remark}
-            return remarks, [one.in_sight_ms for one in task.answers[0].verdicts]
-
-        times = [1500, 1500, *(0 for _ in lease.task.candidates[2:])]
-        assert await verdicts() == ({first: "IRRELEVANT", second: "BAD_FACT"}, times)
-        amended = await people.amend(given.answer_id, {first: Verdict(EXPLAINS, in_sight_ms=9000)}, "lead")
-        assert await verdicts() == ({second: "BAD_FACT"}, times)
-        third = lease.task.candidates[2].premise.id
-        read = {second: Verdict(REFUSES, in_sight_ms=9), third: Verdict(REFUSES, in_sight_ms=1200)}
-        await people.amend(amended, read, "ann")
-        assert await verdicts() == ({}, [1500, 1500, 1200, *times[3:]]), "its author has read on"
-
-
-async def test_a_remark_that_nobody_knows_is_refused_by_name(world: SamplerWorld):
-    async with at_work(world, 1) as (people, _, _):
-        lease = await take(people, "ann")
-        wrong = Verdict(REFUSES, remark=9)  # type: ignore[arg-type]
-        with pytest.raises(errors.InvalidArgument, match=r"verdicts\[0\]\.remark: 9 is unknown"):
-            await people.submit(lease, {lease.task.candidates[0].premise.id: wrong})
 
 
 async def test_of_two_undos_at_once_none_reports_an_answer_that_the_other_took_back(

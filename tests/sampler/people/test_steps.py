@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aeenc import errors, values
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict
 from services.sampler.people import steps
 from services.sampler.people.tasks import TaskRecord, corrections, decide, from_json, task_from_json, task_json
 from support.worlds.people_world import sent
@@ -54,6 +54,7 @@ def test_only_what_was_seen_and_left_unticked_is_refused():
         ([("p1", YES), ("p1", NO)], 4, "judged twice"),
         ([("p1", Verdict(17))], 4, "17 is unknown"),
         ([("p1", Verdict(EXPLAINS, grade=float("nan")))], 4, "finite"),
+        ([("p1", Verdict(REFUSES, remark=9))], 4, r"verdicts\[0\]\.remark: 9 is unknown"),  # type: ignore[arg-type]
         ([], 0, "says nothing"),
     ],
 )
@@ -117,6 +118,41 @@ def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
     assert refused.value.reason == "TASK_ANSWERED"
     with pytest.raises(errors.FailedPrecondition, match="others have answered"):
         steps.renew(change.record, "run.0-0.bob20", 26.0, 10.0)
+
+
+def test_an_answer_is_a_retry_by_its_number_and_all_that_it_says():
+    record, lease_id = answered(new(), "ann", [("p1", YES)]), "run.0-0.ann0"
+    given = sent([("p1", YES)], 4, 9.0)  # a retry may have taken another time
+    assert steps.submit(record, lease_id, given, 1, 2.0) == steps.Change(record, id="run.0-0.1")
+    others = (sent([("p2", YES)], 4), sent([("p1", YES)], 1), sent([("p1", YES)], 4, written=("a fact",)))
+    for other in others:
+        with pytest.raises(errors.AlreadyExists, match=r"client_seq 1 .*run\.0-0\.1; amend"):
+            steps.submit(record, lease_id, other, 1, 2.0)
+    with pytest.raises(errors.FailedPrecondition) as refused:
+        steps.submit(record, lease_id, given, 0, 2.0)  # without a number it is none
+    assert refused.value.reason == "LEASE_ANSWERED"
+    amended = steps.amend(record, "run.0-0.1", sent([("p2", YES)]), "ann", 2.0).record
+    assert steps.submit(amended, lease_id, given, 1, 3.0).id == "run.0-0.1"
+    with pytest.raises(errors.FailedPrecondition, match="taken back, lease the task again"):
+        steps.submit(steps.undo(record, "run.0-0.1", 2.0).record, lease_id, given, 0, 3.0)
+
+
+def test_remarks_stay_until_their_verdict_is_amended_and_times_in_sight_are_those_of_the_author():
+    said = {"p1": Verdict(REFUSES, remark=IRRELEVANT), "p2": Verdict(ABSTAINS, remark=BAD_FACT)}
+    record = answered(new(), "ann", [(name, replace(one, in_sight_ms=1500)) for name, one in said.items()])
+    again = steps.submit(record, "run.0-0.ann0", sent(said.items(), 4), 1, 2.0)
+    assert again.record == record, "a retry may have measured another time"
+
+    def shown(record: TaskRecord) -> tuple[dict[str, str], list[int]]:
+        verdicts = record.answers[0].answer.verdicts
+        return {one.premise_id: one.remark.name for one in verdicts if one.remark}, [v.in_sight_ms for v in verdicts]
+
+    assert shown(record) == ({"p1": "IRRELEVANT", "p2": "BAD_FACT"}, [1500, 1500, 0, 0])
+    record = steps.amend(record, "run.0-0.1", sent([("p1", Verdict(EXPLAINS, in_sight_ms=9000))]), "lead", 2.0).record
+    assert shown(record) == ({"p2": "BAD_FACT"}, [1500, 1500, 0, 0])
+    read_on = [("p2", Verdict(REFUSES, in_sight_ms=9)), ("p3", Verdict(REFUSES, in_sight_ms=1200))]
+    record = steps.amend(record, "run.0-0.2", sent(read_on), "ann", 3.0).record
+    assert shown(record) == ({}, [1500, 1500, 1200, 0])
 
 
 def test_a_late_answer_ends_its_persons_other_lease_and_spares_those_with_room():
@@ -223,16 +259,38 @@ def test_a_lowered_task_that_is_decided_is_no_longer_held():
     assert steps.lower(waiting, 2, 3.0).record.held(3.0), "an answer is still missing"
 
 
+@pytest.mark.parametrize("disputed", [False, True])
+def test_a_closed_task_is_decided_by_the_answers_that_there_are_and_opens_again_when_one_is_taken_back(disputed: bool):
+    record = answered(new(overlap=3), "ann", [("p1", YES)], upto=2)
+    if disputed:
+        record = answered(record, "ben", [("p2", YES)], upto=2)
+    closed = steps.close(leased(record, "cem", 2.0), "chief", "", 3.0).record
+    judged = {"p1": A, "p2": A} if disputed else {"p1": E, "p2": R}
+    assert kinds(closed.decision) == {**judged, "p3": U, "p4": U}
+    assert (closed.state, closed.conflicts, closed.held(3.0)) == (State.DECIDED, (), [])
+    again = steps.undo(closed, "run.0-0.1", 4.0).record
+    assert (again.state, again.overlap, len(again.answers)) == (State.WAITING, 3, int(disputed))
+    assert (again.adjudicator, again.adjudicated, again.disputed) == ("", {}, ())
+    if disputed:
+        one = steps.adjudicate(closed, decided([("p1", YES)], "lead"), 4.0).record
+        with pytest.raises(errors.FailedPrecondition, match="was adjudicated; amend it instead"):
+            steps.undo(one, "run.0-0.1", 5.0)
+
+
 def test_a_conflict_waits_for_an_adjudicator_who_decides_every_candidate_of_it():
-    record = answered(answered(new(overlap=2), "ann", [("p1", YES), ("p2", YES)]), "bob", [("p3", YES)])
+    graded = [("p1", Verdict(EXPLAINS, grade=2.0)), ("p2", YES)]
+    record = answered(answered(new(overlap=2), "ann", graded), "bob", [("p3", YES)])
     assert record.conflicts == ("p1", "p2", "p3")
     assert steps.settle(record, 1e6, 0.0, "3-1").record == record
     with pytest.raises(errors.InvalidArgument, match="p3"):
         steps.adjudicate(record, decided([("p1", YES), ("p2", NO)], "judge"), 3.0)
-    judged = steps.adjudicate(
-        record, decided([("p1", YES), ("p2", NO), ("p3", Verdict(ABSTAINS))], "judge"), 3.0
-    ).record
+    ruling = decided([("p1", Verdict(EXPLAINS, grade=5.0)), ("p2", NO), ("p3", Verdict(ABSTAINS))], "judge")
+    change = steps.adjudicate(record, ruling, 3.0)
+    judged = change.record
     assert (judged.state, kinds(judged.decision)) == (State.DECIDED, {"p1": E, "p2": R, "p3": A, "p4": R})
+    [event] = change.events
+    grades = [verdict.grade for verdict in (judged.decision["p1"], event.answer.verdicts[0])]
+    assert grades == [5.0, 5.0], "it stands above those of the answers"
     again = steps.adjudicate(judged, decided([("p1", NO)], "chief"), 4.0).record
     assert (again.adjudicator, kinds(again.decision)) == ("chief", {"p1": R, "p2": R, "p3": A, "p4": R})
     with pytest.raises(errors.FailedPrecondition, match="adjudicated"):

@@ -14,14 +14,12 @@ import pytest
 import aeenc
 from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
-from services.sampler.people import overview, steps
+from services.sampler.people import overview
 from services.sampler.people.overview import Overview
 from services.sampler.people.task_store import TaskStore
-from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.waiting import eventually, until
-from support.worlds.people_world import sent
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, finish, pairs, take
 
 GROWING = {"max_depth": 1}
@@ -66,20 +64,6 @@ async def test_a_tree_shows_what_is_open_held_decided_and_judged(world: SamplerW
         assert not tree.finished
 
 
-async def test_a_tree_shows_the_question_and_the_answer_behind_its_hypothesis(world: SamplerWorld):
-    async with world.sampler() as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
-        roots = [("asked", "hypothesis 0", "What floats?", "ice"), ("bare", "hypothesis 1")]
-        run = await sampler.start_run(roots, corpus="science", oracle="fake", k=4, max_depth=0)
-        asked, bare = [await people.get_tree(run.id, name) for name in ("asked", "bare")]
-        assert [(tree.question, tree.answer) for tree in (asked, bare)] == [("What floats?", "ice"), ("", "")]
-        await asyncio.wait_for(sampler.wait(run.id), 40)
-        exported = {name: json.loads(record) async for name, record in sampler.export_trees(run.id)}
-        assert (exported["asked"]["question"], exported["asked"]["answer"]) == ("What floats?", "ice")
-        with pytest.raises(errors.InvalidArgument, match="questions and answers"):
-            await sampler.start_run([("t", "h", " ", "ice")], corpus="science", oracle="fake")
-
-
 async def test_each_task_comes_with_the_question_behind_the_tree_that_asks_it_first(world: SamplerWorld):
     async with world.sampler(queues={"team": QUEUE}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
@@ -94,6 +78,15 @@ async def test_each_task_comes_with_the_question_behind_the_tree_that_asks_it_fi
         )
         [mine] = [one async for one in people.list_answers(run.id, "ann")]
         assert (mine.question, mine.question_answer, mine.hypothesis_id) == (*ASKED, "asked")
+        trees = [await people.get_tree(run.id, name) for name in ("asked", "bare")]
+        assert [(tree.question, tree.answer) for tree in trees] == [ASKED, ("", "")]
+        await people.submit(await take(people, "ann", run.id, "asked"), [])
+        await people.submit(await take(people, "ann", run.id, "bare"), [])
+        await asyncio.wait_for(sampler.wait(run.id), 40)
+        [(_, exported)] = [one async for one in sampler.export_trees(run.id)]
+        assert (json.loads(exported)["question"], json.loads(exported)["answer"]) == ASKED
+        with pytest.raises(errors.InvalidArgument, match="questions and answers"):
+            await sampler.start_run([("t", "h", " ", "ice")], corpus="science", oracle="team")
 
 
 async def reads(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, tuple[str, str]]) -> bool:
@@ -217,16 +210,6 @@ async def test_a_decision_goes_on_at_once_when_its_author_says_so(world: Sampler
         with pytest.raises(errors.FailedPrecondition, match="amend it instead"):
             await people.undo("ann", run_id)
         assert answer.answer_id
-
-
-def test_a_hastened_decision_is_settled_before_its_time_and_cannot_be_undone():
-    record = steps.lease(TaskRecord("run", TASK, 1, "majority"), "ann", "run.0-0.l", 0.0, 60.0).record
-    record = steps.submit(record, "run.0-0.l", sent(seen_upto=1), 1, 1.0).record
-    assert steps.settle(record, 2.0, NEVER, "0-0").record == record
-    final = steps.hasten(record, "ann").record
-    with pytest.raises(errors.FailedPrecondition):
-        steps.undo(final, "run.0-0.1", 2.0)
-    assert steps.settle(final, 2.0, NEVER, "0-0").record.settled == record.decision
 
 
 async def test_fewer_people_judge_a_task_once_its_overlap_is_lowered(world: SamplerWorld):

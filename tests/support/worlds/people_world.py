@@ -303,6 +303,7 @@ def verdict(premise_id: str, said: Verdict | int, text: str = "") -> values.Verd
         grade=one.grade,
         remark=values.Remark(one.remark),
         text=text,
+        in_sight_ms=one.in_sight_ms,
     )
 
 
