@@ -31,7 +31,6 @@ Kind = values.TaskEventKind
 DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
 UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
 PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted)
-WAIT_S = 0.05
 PUBLISH_S = 0.3  # between two encoders
 
 
@@ -72,6 +71,7 @@ class People:
     run_id: str
     flip: float = 0.0
     think_s: float = 0.02
+    wait_s: float = 0.05  # between two looks for a task
     seed: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,7 +87,7 @@ class People:
             for lease in leases:
                 await self._judge(rng, name, lease)
             if not leases:
-                await asyncio.sleep(WAIT_S * rng.random())
+                await asyncio.sleep(self.wait_s * rng.random())
 
     async def adjudicator(self, name: str = "judge") -> None:
         """Decides conflicts by the truth, until `done`."""
@@ -100,7 +100,7 @@ class People:
                 with contextlib.suppress(errors.NotFound, errors.InvalidArgument):
                     await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
                     self.ledger.counts["adjudicated"] += 1
-            await asyncio.sleep(WAIT_S)
+            await asyncio.sleep(self.wait_s)
 
     async def publisher(self, index: FakeIndex) -> None:
         """Publishes encoders that rank alike, and has what nobody has begun retrieved again, until `done`."""
@@ -175,7 +175,7 @@ class People:
                 return await call()
             except PASSING:
                 self.ledger.counts["insisted"] += 1
-                await asyncio.sleep(WAIT_S)
+                await asyncio.sleep(self.wait_s)
 
 
 def _truth(query: str, premise: str) -> Verdict:
