@@ -21,8 +21,6 @@ from aeenc.transport import status
 from aeenc.v1 import (
     encoder_pb2,
     encoder_pb2_grpc,
-    index_pb2_grpc,
-    oracle_pb2_grpc,
     registry_pb2,
     registry_pb2_grpc,
     trainer_pb2,
@@ -35,7 +33,7 @@ from services.store.artifacts import ArtifactStore
 from support.small_trees import record, write_small_trees
 from support.waiting import until
 from support.worlds.index_world import DIM, SPACE, VERSION, HashedEncoder
-from support.worlds.sampler_world import FakeIndex, FakeOracle, SamplerWorld, serving
+from support.worlds.sampler_world import SamplerWorld, serving, small_world
 
 
 @dataclass(frozen=True)
@@ -225,17 +223,9 @@ async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
 @pytest.fixture
 async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
     """What a sampler needs: an index with fixed scores, and an oracle named `fake`."""
-    index, oracle = FakeIndex(), FakeOracle()
-    async with (
-        serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as index_port,
-        serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as oracle_port,
-    ):
-        fake = {"target": f"127.0.0.1:{oracle_port}"}
-        settings = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.05, "lease_s": 1.0}
-        with capture_logs():
-            yield SamplerWorld(
-                index, oracle, {**settings, "index_target": f"127.0.0.1:{index_port}", "oracles": {"fake": fake}}
-            )
+    with capture_logs():
+        async with small_world(redis_url, namespace) as made:
+            yield made
 
 
 @pytest.fixture

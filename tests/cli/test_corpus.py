@@ -217,36 +217,36 @@ def flip(store, generation, name):
     path.write_bytes(data)
 
 
-async def test_a_damaged_generation_is_found_and_repaired_from_its_own_premises(aeenc, fleet, facts, artifact_store):
-    built = (await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)).json["generation"]
-    verify, repair = ((*fleet.options, "--json", "corpus", word, "science") for word in ("verify", "repair"))
+@pytest.mark.parametrize(
+    ("name", "given", "remedy"),
+    [
+        ("vectors.npy", (), ""),
+        ("premises.jsonl", ("--facts", "FACTS"), "give them by --data DIR or --facts FILE"),
+        ("manifest.json", ("--facts", "FACTS", "--space", SPACE), "name it by --space"),
+    ],
+)
+async def test_a_damaged_generation_is_found_and_repaired_from_what_is_left_and_given(
+    aeenc, fleet, facts, artifact_store, name, given, remedy
+):
+    words = (*fleet.options, "--json", "corpus")
+    built = (await aeenc(*words, "build", "science", "--facts", facts)).json["generation"]
+    verify, repair = ((*words, word, "science") for word in ("verify", "repair"))
     sound = await aeenc(*verify)
     assert (sound.code, sound.json["generation"], sound.json["sound"]) == (0, built, True)
     assert (await aeenc(*repair)).json == {"corpus": "science", "damaged": "", "generation": built, "active": True}
-    flip(artifact_store, built, "vectors.npy")
+    flip(artifact_store, built, name)
     damaged = await aeenc(*verify)
-    assert (damaged.code, damaged.error["status"]) == (5, "DATA_LOSS")
-    assert "vectors.npy" in damaged.error["message"]
-    mended = await aeenc(*repair)
+    assert (damaged.code, damaged.error["status"], name in damaged.error["message"]) == (5, "DATA_LOSS", True)
+    given = [facts if word == "FACTS" else word for word in given]
+    if remedy:
+        refused = await aeenc(*repair, *given[:-2])
+        assert (refused.code, remedy in refused.error["message"]) == (5, True)
+    mended = await aeenc(*repair, *given)
     assert (mended.code, mended.json["damaged"], mended.json["active"]) == (0, built, True), mended.stderr
-    assert (await aeenc(*verify)).json["generation"] == mended.json["generation"]
+    assert (await aeenc(*verify, "--generation", mended.json["generation"])).json["sound"]
+    assert (await aeenc(*verify, "--generation", "g0")).code == 2
     found = await aeenc(*fleet.options, "--json", "retrieve", "science", FACTS[0], "-k", 1)
     assert found.json["generation"] == mended.json["generation"]
-
-
-async def test_a_generation_whose_premises_are_damaged_is_repaired_from_those_given(
-    aeenc, fleet, facts, artifact_store
-):
-    built = (await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)).json["generation"]
-    flip(artifact_store, built, "premises.jsonl")
-    words = (*fleet.options, "--json", "corpus", "repair", "science", "--generation", built)
-    refused = await aeenc(*words)
-    assert (refused.code, refused.error["status"]) == (5, "DATA_LOSS")
-    assert refused.error["message"].endswith("give them by --data DIR or --facts FILE")
-    mended = await aeenc(*words, "--facts", facts)
-    assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
-    assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", built)).code == 0
-    assert (await aeenc(*fleet.options, "corpus", "verify", "science", "--generation", "g0")).code == 2
 
 
 async def test_replicas_that_do_not_follow_an_activation_are_named(aeenc, fleet, facts, monkeypatch):
@@ -273,18 +273,6 @@ async def test_an_active_generation_that_does_not_open_is_repaired(aeenc, fleet,
     assert (mended.code, mended.json["damaged"], mended.json["active"]) == (0, built, True), mended.stderr
     found = await aeenc(*fleet.options, "--json", "retrieve", "science", "ice", "-k", 1)
     assert found.json["generation"] == mended.json["generation"] != built
-
-
-async def test_a_generation_whose_manifest_is_damaged_is_repaired_in_the_space_that_is_named(
-    aeenc, fleet, facts, artifact_store
-):
-    built = (await aeenc(*fleet.options, "--json", "corpus", "build", "science", "--facts", facts)).json["generation"]
-    (artifact_store.root / "generations/science" / built / "manifest.json").write_text("{")
-    words = (*fleet.options, "--json", "corpus", "repair", "science", "--facts", facts)
-    refused = await aeenc(*words)
-    assert (refused.code, "name it by --space" in refused.error["message"]) == (5, True)
-    mended = await aeenc(*words, "--space", SPACE)
-    assert (mended.code, mended.json["generation"], mended.json["active"]) == (0, built, True), mended.stderr
 
 
 async def test_repair_takes_facts_as_build_does(aeenc, fleet, tmp_path, artifact_store):

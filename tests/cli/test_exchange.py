@@ -90,21 +90,21 @@ async def test_a_run_is_listed_and_deleted(aeenc, world, trees):
 
 async def test_more_pairs_than_fit_into_a_call_are_imported(aeenc, world, tmp_path):
     record = {"query": "q", "sign": "negative"}
-    lines = [json.dumps({**record, "premise": f"fact {n}"}) for n in range(2500)]
+    lines = [json.dumps({**record, "premise": f"fact {n}"}) for n in range(1100)]
     (tmp_path / "many.jsonl").write_text("\n".join(lines))
     async with world.sampler() as sampler:
         words = ("--sampler", sampler.channel.target, "--json", "import", "pairs", tmp_path / "many.jsonl")
         ended = await aeenc(*words, "--corpus", "science")
-        assert ended.json["pairs"] == 2500
+        assert ended.json["pairs"] == 1100
         found = [pair.premise async for pair in sampler.list_pairs(ended.json["run"])]
-        assert found == [f"fact {n}" for n in range(2500)]
+        assert found == [f"fact {n}" for n in range(1100)]
         await aeenc(*words, "--corpus", "science")
-        assert (await sampler.get_run(ended.json["run"])).progress.negatives == 2500
+        assert (await sampler.get_run(ended.json["run"])).progress.negatives == 1100
         (tmp_path / "one.jsonl").write_text(json.dumps({**record, "premise": "another"}))
         words = ("--sampler", sampler.channel.target, "--json", "import", "pairs", tmp_path / "one.jsonl")
         more = await aeenc(*words, "--corpus", "science", "--run", ended.json["run"])
         assert more.json["run"] == ended.json["run"]
-        assert (await sampler.get_run(ended.json["run"])).progress.negatives == 2501
+        assert (await sampler.get_run(ended.json["run"])).progress.negatives == 1101
 
 
 async def test_pairs_are_imported_from_pipes_again_and_again(aeenc, world, tmp_path):
@@ -218,22 +218,17 @@ async def test_gold_trees_are_exported_without_any_service(aeenc, trees, tmp_pat
     assert (await aeenc("export", "beir", "--to", tmp_path / "none")).code == 2
 
 
-async def test_folds_are_written_with_what_the_trainer_is_to_be_told(aeenc, trees, tmp_path):
-    words = ("--data", trees, "--to", tmp_path / "folds", "--folds", 2)
-    told = (await aeenc("--json", "export", "folds", *words)).json
-    assert set(told["folds"]) == {"fold-0", "fold-1"}
-    held_out = [Dataset.load(path).trees(HELD_OUT) for path in told["folds"].values()]
-    assert sum(map(len, held_out)) == len(Dataset.load(trees).trees("train"))
-
-
-async def test_the_setting_of_folds_can_be_pasted_into_a_shell(aeenc, trees, tmp_path):
+async def test_folds_are_written_with_a_setting_of_the_trainer_that_can_be_pasted_into_a_shell(aeenc, trees, tmp_path):
     to = tmp_path / f"it's {'long ' * 20}"
     ended = await aeenc("export", "folds", "--data", trees, "--to", to, "--folds", 2)
     [line] = ended.stdout.splitlines()
     command, setting = shlex.split(line)
     name, _, value = setting.partition("=")
     assert (command, name) == ("export", "AEENC_TRAINER_DATA_SETS")
-    assert json.loads(value) == {fold: str((to / fold).resolve()) for fold in ("fold-0", "fold-1")}
+    folds = {fold: str((to / fold).resolve()) for fold in ("fold-0", "fold-1")}
+    assert json.loads(value) == folds
+    held_out = [Dataset.load(Path(path)).trees(HELD_OUT) for path in folds.values()]
+    assert sum(map(len, held_out)) == len(Dataset.load(trees).trees("train"))
 
 
 async def test_a_run_in_beirs_layout_has_the_corpus_of_its_index(aeenc, world, fleet, trees, tmp_path):

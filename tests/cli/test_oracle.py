@@ -6,14 +6,17 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 
 from aeenc import Channel, errors
+from aeenc.evaluation import load_data
 from aeenc.oracle import EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.oracles.gold import GoldOracle
 from aeenc.oracles.llm import TEMPLATE
 from aeenc.oracles.model import ModelOracle
 from support.models.tiny_cross_encoders import write_tiny_classifier
@@ -47,14 +50,20 @@ async def ask(address: str, query: str = "the nail moves") -> dict[str, Verdict]
     return {one.premise_id: one for one in answer.verdicts}
 
 
-def test_an_oracle_whose_port_is_taken_names_the_option(trees):
-    with served("gold", "--trees", trees) as address:
-        command = [*AEENC, "gold", "--trees", trees, "--address", address]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    assert (ended.returncode, ended.stdout) == (3, "")
-    message = json.loads(ended.stderr.splitlines()[-1])["error"]["message"]
-    assert message.startswith(f"cannot listen on {address}")
-    assert "--address HOST:PORT" in message
+@asynccontextmanager
+async def gold(trees: Path, split: str) -> AsyncIterator[str]:
+    """The address of a gold oracle in this process."""
+    server = await GoldOracle(load_data(trees), split).start("127.0.0.1:0")
+    yield f"127.0.0.1:{server.port}"
+    await server.stop(0)
+
+
+async def test_an_oracle_whose_port_is_taken_names_the_option(aeenc, trees):
+    async with gold(trees, "train") as address:
+        ended = await aeenc("--json", "oracle", "gold", "--trees", trees, "--address", address)
+    assert (ended.code, ended.stdout) == (3, "")
+    assert ended.error["message"].startswith(f"cannot listen on {address}")
+    assert "--address HOST:PORT" in ended.error["message"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -89,18 +98,16 @@ async def judge(address, task, token):
 
 
 async def test_a_composite_passes_on_what_gold_does_not_know(trees):
-    with (
-        served("gold", "--trees", trees, "--split", "dev") as other,
-        served("composite", "--trees", trees, "--remote", other) as both,
-    ):
-        known = await ask(both)
-        assert {(verdict.judgement, verdict.annotator) for verdict in known.values()} == {
-            (EXPLAINS, "gold"),
-            (REFUSES, "gold"),
-        }
-        passed_on = await ask(both, "ice floats")  # a query of dev
-        assert passed_on["ice is light"].judgement == EXPLAINS
-        assert {verdict.judgement for verdict in (await ask(both, "who knows")).values()} == {UNSEEN}
+    async with gold(trees, "dev") as other:
+        with served("composite", "--trees", trees, "--remote", other) as both:
+            known = await ask(both)
+            assert {(verdict.judgement, verdict.annotator) for verdict in known.values()} == {
+                (EXPLAINS, "gold"),
+                (REFUSES, "gold"),
+            }
+            passed_on = await ask(both, "ice floats")  # a query of dev
+            assert passed_on["ice is light"].judgement == EXPLAINS
+            assert {verdict.judgement for verdict in (await ask(both, "who knows")).values()} == {UNSEEN}
 
 
 async def test_a_model_answers_alone_and_behind_gold_trees(trees, tmp_path):
@@ -157,7 +164,7 @@ async def test_a_language_model_serves_as_an_oracle_and_its_key_stays_out_of_the
 
 async def test_a_check_compares_a_running_oracle_or_a_language_model_with_gold_trees(aeenc, trees, tmp_path):
     wanted = ("--json", "oracle", "check", "--trees", trees, "--split", "train", "--candidates", "3")
-    with served("gold", "--trees", trees) as address:
+    async with gold(trees, "train") as address:
         found = (await aeenc(*wanted, "--remote", address)).json
     assert (found["precision"], found["recall"], found["kappa"], found["decided"]) == (1, 1, 1, 1)
     with ModelEndpoint(fault=lambda number: "prose" if number == 0 else "").served() as endpoint:

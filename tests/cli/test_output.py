@@ -54,7 +54,9 @@ def test_a_letter_that_the_terminals_encoding_lacks_ends_no_command(tmp_path: Pa
     assert done.stdout.rstrip().endswith(rb"caf\xe9 \u6c34")
 
 
-@pytest.mark.parametrize(("reports", "shown"), [([(9, 9)], r" 9/9 [\d,]+ facts/s "), ([(0, 9)], " 0/9 +$")])
+@pytest.mark.parametrize(
+    ("reports", "shown"), [([(9, 9)], r" 9/9 [\d,]+ facts/s "), ([(0, 9)], " 0/9 +$"), ([], r"\A\s*\Z")]
+)
 def test_a_rate_is_shown_also_where_all_came_at_once_and_none_of_nothing(
     capsys: pytest.CaptureFixture[str], reports: list[tuple[int, int]], shown: str
 ) -> None:

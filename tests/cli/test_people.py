@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 
 import pytest
@@ -13,28 +11,14 @@ import pytest
 import aeenc as sdk
 from aeenc.v1 import types_pb2
 from support.waiting import eventually
-from support.worlds.sampler_world import SamplerWorld
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work
 
 PAGE = 9  # candidates that a person has seen
+RUN = {"k": 12}
 
 
-@asynccontextmanager
-async def queued(world: SamplerWorld, count: int = 2, **queue: object) -> AsyncIterator[tuple[sdk.SamplerClient, str]]:
-    """A run of some hypotheses with twelve candidates each in the queue `team`."""
-    async with world.sampler(queues={"team": {"undo_s": 0.0, "first_lease_s": 30.0, **queue}}) as sampler:
-        roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(count)]
-        run = await sampler.start_run(roots, corpus="science", oracle="team", k=12, max_depth=0)
-
-        async def waits() -> bool:
-            return len([t async for t in sdk.PeopleClient(sampler.channel).list_tasks(run.id)]) == count
-
-        await eventually(waits)
-        yield sampler, run.id
-
-
-async def accept(sampler: sdk.SamplerClient, run_id: str, rank: int, name: str = "ann") -> str:
+async def accept(people: sdk.PeopleClient, run_id: str, rank: int, name: str = "ann") -> str:
     """A person accepts the candidate of a rank of their next task, and refuses the others of the page."""
-    people = sdk.PeopleClient(sampler.channel)
     [lease] = await people.lease(name, run_id=run_id)
     accepted = {lease.task.candidates[rank - 1].premise.id: sdk.Verdict("JUDGEMENT_EXPLAINS", in_sight_ms=1500)}
     await people.submit(lease, accepted, seen_upto=PAGE)
@@ -42,13 +26,13 @@ async def accept(sampler: sdk.SamplerClient, run_id: str, rank: int, name: str =
 
 
 async def test_a_lead_sees_queue_and_tree(aeenc, world: SamplerWorld):
-    async with queued(world, 2, undo_s=3600.0) as (sampler, run_id):
+    async with at_work(world, 2, run=RUN, undo_s=NEVER) as (people, sampler, run_id):
         target = ("--sampler", sampler.channel.target)
         before = (await aeenc(*target, "--json", "tree", run_id, "tree-0")).json
         assert (before["finished"], [node["state"] for node in before["nodes"]]) == (False, ["waiting"])
         numbers = (await aeenc(*target, "--json", "queues", "--annotator", "ann")).json["queues"]
         assert [(row["queue"], row["run"], row["free"]) for row in numbers] == [("team", "", 2), ("team", run_id, 2)]
-        await sdk.PeopleClient(sampler.channel).settle(run_id, await accept(sampler, run_id, 1), "ann")
+        await people.settle(run_id, await accept(people, run_id, 1), "ann")
         shown = (await aeenc(*target, "queues", "--annotator", "ann")).stdout
         assert run_id in shown
         assert "ann in queue team: 1 answers, 1 in the last hour" in shown
@@ -58,14 +42,14 @@ async def test_a_lead_sees_queue_and_tree(aeenc, world: SamplerWorld):
             return (await sampler.get_run(run_id)).progress.nodes_judged == 1
 
         await eventually(went_on)
-        task = await anext(sdk.PeopleClient(sampler.channel).list_tasks(run_id))
+        task = await anext(people.list_tasks(run_id))
         drawn = (await aeenc(*target, "tree", run_id, "tree-0")).stdout
         assert "hypothesis 0" in drawn
         assert task.task.candidates[0].premise.text in drawn
 
 
 async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, world: SamplerWorld):
-    async with queued(world, 2) as (sampler, run_id):
+    async with at_work(world, 2, run=RUN) as (_, sampler, run_id):
         target = ("--sampler", sampler.channel.target)
         world.index.stable = "version-2"
         tried = (await aeenc(*target, "--json", "retrieve-again", run_id, "--dry-run")).json
@@ -85,10 +69,10 @@ async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, wor
 
 
 async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: SamplerWorld):
-    async with queued(world, 1, overlap=2) as (sampler, run_id):
+    async with at_work(world, 1, run=RUN, overlap=2) as (people, sampler, run_id):
         target = ("--sampler", sampler.channel.target)
         for rank, name in ((1, "ann"), (2, "bob")):
-            await accept(sampler, run_id, rank, name)
+            await accept(people, run_id, rank, name)
         listed = await aeenc(*target, "--json", "tasks", run_id, "--state", "conflict")
         [task] = listed.json["tasks"]
         assert [list(answer["in_sight_ms"].values()) for answer in task["answers"]] == [[1500], [1500]]
@@ -128,8 +112,8 @@ async def test_a_queue_with_a_wrong_number_of_people_is_refused_before_anything_
 
 
 async def test_a_command_closes_a_task_and_what_nobody_saw_is_undecided(world: SamplerWorld, aeenc):
-    async with queued(world, 1, overlap=2) as (sampler, run_id):
-        task_id = await accept(sampler, run_id, 1)
+    async with at_work(world, 1, run=RUN, overlap=2) as (people, sampler, run_id):
+        task_id = await accept(people, run_id, 1)
         words = ("--sampler", sampler.channel.target, "--json", "close", run_id, task_id, "--reason", "ben has left")
         closed = await aeenc(*words)
         assert closed.code == 0, closed.stderr

@@ -11,7 +11,7 @@ from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.jobs import show_job
 from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of, show_run
-from aeenc.cli.output import Output, metrics_table, table
+from aeenc.cli.output import Output, metrics_table
 from aeenc.trees import Dataset
 from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
 
@@ -124,21 +124,6 @@ async def test_labels_are_listed_and_deleted(aeenc, fleet):
     deleted = await aeenc(*fleet.options, "--json", "labels", "delete", "trial", "--space", "s0")
     assert deleted.json == {"label": "trial", "deleted": True}
     assert (fleet.trainer.asked[0].label, fleet.trainer.asked[0].space_id) == ("trial", "s0")
-
-
-def test_an_id_is_never_broken_over_lines(capsys):
-    rows = [("a" * 30, "words " * 20, "b" * 30)]
-    Output().result({}, table(["id", "about", "other id"], rows, whole=("id", "other id")))
-    shown = capsys.readouterr().out
-    assert all(part in shown for part in ("a" * 30, "b" * 30))
-
-
-def test_a_bar_of_work_that_was_done_before_is_not_left_behind(capsys):
-    for reported in (False, True):
-        with Output().progress("corpus", "facts") as report:
-            if reported:
-                report(1, 2, "")
-        assert ("corpus" in capsys.readouterr().err) == reported
 
 
 async def test_a_run_without_a_corpus_builds_that_of_its_data_once(aeenc, world, fleet, trees):
@@ -303,20 +288,6 @@ async def test_publish_takes_only_what_is_better_unless_told_anyway(aeenc, fleet
     for words in ((), ("--anyway",), ("--label", "trial")):
         assert (await aeenc(*fleet.options, "publish", "q1", *words)).code == 0
     assert [(one.only_better, one.force) for one in fleet.trainer.asked] == [(True, False), (False, True), (False,) * 2]
-
-
-async def test_loss_data_sets_and_batches_reach_the_job(aeenc, fleet):
-    fleet.trainer.jobs = [job(types_pb2.WORK_STATE_SUCCEEDED, version="q7")]
-    words = ("train", "science", "--data-set", "gold", "--data-set", "snli", "--loss", "gist", "--batching", "items")
-    more = ("--hard-negatives", 3, "--guide-version", "q1", "--guide-margin", 0.5, "--items-per-epoch", 64)
-    more += ("--initial-share", 0.125, "--own-text", "negative")
-    assert (await aeenc(*fleet.options, *words, *more, "--accumulation", 2, "--refused-weight", 2)).code == 0
-    config = fleet.trainer.asked[0].config
-    assert (list(config.run_ids), list(config.data_sets)) == ([], ["gold", "snli"])
-    assert (config.loss, config.batching) == (trainer_pb2.LOSS_GIST, trainer_pb2.BATCHING_ITEMS)
-    assert (config.hard_negatives, config.guide_version, config.guide_margin) == (3, "q1", 0.5)
-    assert (config.items_per_epoch, config.accumulation, config.refused_weight) == (64, 2, 2.0)
-    assert (config.initial_share, config.own_text) == (0.125, types_pb2.OWN_TEXT_NEGATIVE)
 
 
 @pytest.mark.parametrize("state", [types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_CANCELLED])

@@ -14,28 +14,42 @@ OTHER = "s00000000000000bb"
 DONE = trainer_pb2.Job(id="j", state=types_pb2.WORK_STATE_SUCCEEDED, version="q1")
 
 
+DATA_SETS = ("--data-set", "gold", "--data-set", "snli")
+GUIDE = ("--hard-negatives", 3, "--guide-version", "q1", "--guide-margin", 0.5, "--items-per-epoch", 64)
+REFUSED = ("--initial-share", 0.125, "--own-text", "negative", "--accumulation", 2, "--refused-weight", 2)
+
+
 @pytest.mark.parametrize(
-    ("words", "mode", "batching"),
+    ("words", "asked"),
     [
-        ((), trainer_pb2.MODE_SINGLE, trainer_pb2.BATCHING_UNSPECIFIED),
-        (("--mode", "siamese"), trainer_pb2.MODE_SIAMESE, trainer_pb2.BATCHING_UNSPECIFIED),
-        (("--mode", "dual", "--batching", "queries"), trainer_pb2.MODE_DUAL, trainer_pb2.BATCHING_QUERIES),
+        ((), {"mode": trainer_pb2.MODE_SINGLE, "batching": trainer_pb2.BATCHING_UNSPECIFIED, "run_ids": ["r1"]}),
+        (("--mode", "siamese", "--loss", "gist"), {"mode": trainer_pb2.MODE_SIAMESE, "loss": trainer_pb2.LOSS_GIST}),
+        (
+            ("--mode", "dual", "--loss", "gist", "--batching", "queries"),
+            {"mode": trainer_pb2.MODE_DUAL, "batching": trainer_pb2.BATCHING_QUERIES},
+        ),
+        (("--mode", "cross-encoder"), {"mode": trainer_pb2.MODE_CROSS_ENCODER, "loss": trainer_pb2.LOSS_UNSPECIFIED}),
+        (("--loss", "gist", "--batching", "items"), {"batching": trainer_pb2.BATCHING_ITEMS}),
+        (DATA_SETS, {"data_sets": ["gold", "snli"]}),
+        (GUIDE, {"hard_negatives": 3, "guide_version": "q1", "guide_margin": 0.5, "items_per_epoch": 64}),
+        (
+            REFUSED,
+            {
+                "initial_share": 0.125,
+                "own_text": types_pb2.OWN_TEXT_NEGATIVE,
+                "accumulation": 2,
+                "refused_weight": 2.0,
+            },
+        ),
     ],
+    ids=lambda one: " ".join(map(str, one[:2])) if isinstance(one, tuple) else "",
 )
-async def test_a_job_is_asked_for_in_the_mode_that_was_given(aeenc, fleet, words, mode, batching):
+async def test_the_options_of_a_job_reach_the_trainer(aeenc, fleet, words, asked):
     fleet.trainer.jobs = [DONE]
-    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", "--loss", "gist", *words)
+    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", *words)
     assert ended.code == 0, ended.stderr
     [request] = fleet.trainer.asked
-    assert (request.config.mode, request.config.batching) == (mode, batching)
-
-
-async def test_a_cross_encoder_is_asked_for_with_the_service_s_loss(aeenc, fleet):
-    fleet.trainer.jobs = [DONE]
-    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", "--mode", "cross-encoder")
-    assert ended.code == 0, ended.stderr
-    config = fleet.trainer.asked[0].config
-    assert (config.mode, config.loss) == (trainer_pb2.MODE_CROSS_ENCODER, trainer_pb2.LOSS_UNSPECIFIED)
+    assert {name: getattr(request.config, name) for name in asked} == asked
 
 
 async def test_a_publication_is_taken_back_by_its_corpus(aeenc, fleet):

@@ -10,7 +10,6 @@ import pytest
 
 from aeenc.trees import HELD_OUT, Dataset
 from services.index.values import FEATURES, WIDE_FEATURES
-from services.tuning import retrieval
 from support.worlds.light_fleet import LightFleet, light_fleet
 
 __all__ = ["light_fleet"]
@@ -23,20 +22,15 @@ def _result(stdout: str) -> Any:
     return json.loads(line)
 
 
-async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(
-    aeenc, light_fleet: LightFleet, tmp_path, monkeypatch
-):
+async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(aeenc, light_fleet: LightFleet, tmp_path, trees):
     pytest.importorskip("optuna")
-    monkeypatch.setattr(retrieval, "FEW", 1000)
     client = light_fleet.client
     targets = [
         word
         for name in ("encoder", "index", "sampler", "trainer")
         for word in (f"--{name}", getattr(client, name).channel.target)
     ]
-    written = (
-        await aeenc("--json", "export", "folds", "--data", SAMPLE, "--to", tmp_path / "folds", "--folds", 2)
-    ).json
+    written = (await aeenc("--json", "export", "folds", "--data", trees, "--to", tmp_path / "folds", "--folds", 2)).json
     tune = (*targets, "--json", "tune-retrieval", tmp_path / "folds", "--pretrained", "--trials", 3)
     ended = await aeenc(*tune)
     assert ended.code == 0, ended.stderr
@@ -54,7 +48,7 @@ async def test_weights_are_tuned_on_the_held_out_queries_of_all_folds(
     assert "fold" not in [label.name async for label in client.registry.list_labels()]
 
     async def measured(**features: float) -> float:
-        words = ("--data", SAMPLE, "--mode", "hybrid", "--protocol", "strict", "--no-trees")
+        words = ("--data", trees, "--split", "train", "--mode", "hybrid", "--protocol", "strict", "--no-trees")
         ended = await aeenc(*targets, "--json", "evaluate", *words, "--features", json.dumps(features))
         assert ended.code == 0, ended.stderr
         return float(_result(ended.stdout)["strict"]["MAP"])
