@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import aeenc
-from aeenc import errors, trees, values
+from aeenc import trees, values
 from aeenc.oracle import EXPLAINS, REFUSES, Verdict, Verdicts
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
@@ -37,38 +37,11 @@ async def waits(people: aeenc.PeopleClient, run_id: str, *queries: str, state: s
     await eventually(there)
 
 
-async def amend_root(people: aeenc.PeopleClient, run_id: str, verdicts: Verdicts, **more: Any) -> str:
+async def amend_root(people: aeenc.PeopleClient, run_id: str, verdicts: Verdicts) -> str:
     """Amends the only answer to the first hypothesis; returns the id of the answer that is valid now."""
     asked = [task async for task in people.list_tasks(run_id) if task.task.query == "hypothesis 0"]
     [answer] = [one for task in asked for one in task.answers]
-    return await people.amend(answer.answer_id, verdicts, "ann", **more)
-
-
-async def test_an_amended_node_gets_the_children_that_it_lacked(world: SamplerWorld):
-    async with at_work(world, 2, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
-        root = await take(people, "ann", run_id, "tree-0")
-        assert root.task.query == "hypothesis 0"
-        first, second = (one.premise for one in root.task.candidates[:2])
-        await people.submit(root, {first.id: Verdict(EXPLAINS)})
-        await waits(people, run_id, first.text)
-        [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
-        await people.submit(child, [])
-        await waits(people, run_id, first.text, state="SETTLED")
-        changed = await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)}, intermediates=["so it is"])
-        await waits(people, run_id, second.text, "so it is")
-        assert (await tree_of(people, run_id))[first.text] == "SETTLED", "what was judged stays judged"
-        for _ in range(2):
-            [child] = await people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
-            await people.submit(child, {child.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
-        await people.submit(await take(people, "ann"), [])  # the other tree, and the run ends
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.trees_done, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
-        assert run.progress.nodes_judged == 5
-        [(_, record)] = [one async for one in sampler.export_trees(run_id)]
-        assert "so it is" in str(record)
-        assert changed.split(".")[-1] == "2"
-        signs = {(pair.query, pair.premise): pair.sign.name for pair in await pairs(sampler, run_id)}
-        assert signs["hypothesis 0", second.text] == "POSITIVE"
+    return await people.amend(answer.answer_id, verdicts, "ann")
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -137,74 +110,6 @@ async def test_what_stands_deeper_is_judged_before_or_after_what_has_grown(world
         await people.submit(leases[below.text], [])
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state.name, run.progress.trees_done, run.progress.nodes_judged) == ("SUCCEEDED", 1, 4)
-
-
-async def test_a_run_that_has_succeeded_goes_on_where_more_was_accepted_since(world: SamplerWorld):
-    async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
-        root = await take(people, "ann")
-        await people.submit(root, [])
-        await asyncio.wait_for(sampler.wait(run_id), 40)
-        with pytest.raises(errors.FailedPrecondition, match="has succeeded; start a new run"):
-            await sampler.resume(run_id)
-        second = root.task.candidates[1].premise
-        await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)})
-        await sampler.resume(run_id)
-        await waits(people, run_id, second.text)
-        await people.submit(await take(people, "ann"), [])
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.trees_done, run.progress.nodes_judged) == ("SUCCEEDED", 1, 2)
-        with pytest.raises(errors.FailedPrecondition, match="has succeeded"):
-            await sampler.resume(run_id)
-
-
-async def test_the_next_sampler_lets_a_tree_grow_whose_sampler_has_died(world: SamplerWorld):
-    async with at_work(world, 2, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
-        root = await take(people, "ann", run_id, "tree-0")
-        await people.submit(root, [])
-        await waits(people, run_id, "hypothesis 0", state="SETTLED")
-        second = root.task.candidates[1].premise
-        await amend_root(people, run_id, {second.id: Verdict(EXPLAINS)})
-    async with world.sampler(queues={"team": {**QUEUE, "undo_s": 0.0}}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
-        await waits(people, run_id, second.text)
-
-
-async def test_what_hangs_on_a_premise_that_was_taken_back_leaves_the_queue_and_comes_back_with_it(
-    world: SamplerWorld,
-):
-    async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
-        root = await take(people, "ann")
-        first, second = (one.premise for one in root.task.candidates[:2])
-        await people.submit(root, {first.id: EXPLAINS, second.id: EXPLAINS})
-        await waits(people, run_id, first.text, second.text)
-        changed = await amend_root(people, run_id, {first.id: REFUSES})
-
-        async def is_gone() -> bool:
-            [queue] = await people.list_queues()
-            return first.text not in await tree_of(people, run_id) and queue.total.waiting == 1
-
-        await eventually(is_gone)
-        assert (await sampler.get_run(run_id)).progress.nodes_pending == 1
-        [lease] = await people.lease("ann", max_tasks=5)
-        assert lease.task.query == second.text
-        changed = await people.amend(changed, {first.id: EXPLAINS}, "ann")
-        await waits(people, run_id, first.text)
-        await people.amend(changed, {first.id: REFUSES}, "ann")
-        await eventually(is_gone_while_held(people, run_id, first.text))
-        await people.submit(lease, [])
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.trees_done) == ("SUCCEEDED", 1)
-        assert (run.progress.nodes_judged, run.progress.nodes_pending) == (2, 0)
-
-
-def is_gone_while_held(people: aeenc.PeopleClient, run_id: str, text: str) -> Callable[[], Awaitable[bool]]:
-    """Whether a tree has a node no more, and nobody may take its task."""
-
-    async def is_gone() -> bool:
-        [queue] = await people.list_queues()
-        return text not in await tree_of(people, run_id) and queue.total.free == 0
-
-    return is_gone
 
 
 async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_else_asked_no_more(world: SamplerWorld):
