@@ -14,11 +14,13 @@ from aeenc.blocking import BlockingTrainerClient
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
+from aeenc.cli.output import metrics_table
 from aeenc.evaluation import load_data, query_id, read_grades, read_run
 from aeenc.loop import Round
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
 
+read = values.EvaluationReport.from_message
 RATED = Path(__file__).parents[3] / "data" / "sample" / "textgraphs"
 
 
@@ -36,9 +38,12 @@ def report(**fields):
 
 async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet, trees):
     fleet.trainer.report = report()
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)
-    assert ended.code == 0, ended.stderr
+    words = (*fleet.options, "evaluate", "--data", trees, "--keep")
+    ended = await aeenc(*words, "--json", "--label", "canary")
+    assert (ended.code, ended.stderr) == (0, "")
     [asked] = fleet.trainer.asked
+    assert (asked.config.corpus, asked.config.model.label) == (corpus_name(Dataset.load(trees)), "canary")
+    assert ended.json.items() >= {"corpus": asked.config.corpus, "split": "dev", **report_dict(read(report()))}.items()
     assert [query.text for query in asked.queries] == ["ice floats"]
     # The first says that there is training; the others have no text in common with what is asked.
     assert [query.text for query in asked.training] == ["the nail moves"]
@@ -46,12 +51,14 @@ async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet,
     assert (asked.config.HasField("retrieval"), asked.config.strict_only) == (False, False)
     assert ended.json["parts"]["premise unseen"]["strict"]["MAP"] == 0.5
     assert ended.json["trees"]["gold_tree"]["AllCorrect@25"] == 0.125
-    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees, "--all")).stdout
-    for words in ("premise unseen", "hypothesis alone", "0.125", "NDCG@10"):
-        assert words in shown
-    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees)).stdout
-    assert all(words in shown for words in ("MAP", "Hit@10"))
-    assert not [words for words in ("premise unseen", "hypothesis alone", "NDCG") if words in shown]
+    encoded = len(fleet.encoder.encoded_premises)
+    shown = (await aeenc(*words, "--all")).stdout
+    assert len(fleet.encoder.encoded_premises) == encoded, "the corpus is built once"
+    for figure in ("premise unseen", "hypothesis alone", "0.125", "NDCG@10", "strict", "paper"):
+        assert figure in shown
+    shown = (await aeenc(*words)).stdout
+    assert all(figure in shown for figure in ("MAP", "Hit@10"))
+    assert not [figure for figure in ("premise unseen", "hypothesis alone", "NDCG") if figure in shown]
 
 
 async def test_an_encoder_is_compared_with_the_one_before(aeenc, fleet, trees):
@@ -301,15 +308,23 @@ async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_a
 
 def test_rounds_are_a_table():
     rounds = [
-        Round(0, version="q0", report=report_dict(values.EvaluationReport.from_message(report()))),
-        Round(1, version="q1", report=report_dict(values.EvaluationReport.from_message(report()))),
+        Round(0, version="q0", report=report_dict(read(report()))),
+        Round(1, version="q1", report=report_dict(read(report()))),
         Round(2, run="r2", positives=9),
     ]
     rounds[1].positives, rounds[1].negatives = 1200, 30
     made = rounds_table(rounds)
     assert [str(column.header) for column in made.columns][1:5] == ["version", "pairs", "MAP", "NDCG"]
     assert [str(cell) for cell in made.columns[2].cells] == ["", "1,200+30"]
-    assert report_tables(report_dict(values.EvaluationReport.from_message(report())))[0].row_count == 7
+    assert report_tables(report_dict(read(report())))[0].row_count == 7
+
+
+def test_two_reports_are_compared_metric_by_metric():
+    before, after = report_dict(read(report())), report_dict(read(report()))
+    after["strict"]["MAP"] = 0.625
+    made = metrics_table(before, after)
+    assert [str(column.header) for column in made.columns][1:4] == ["strict before", "strict after", "strict change"]
+    assert [str(next(iter(column.cells))) for column in made.columns][:4] == ["MAP", "0.500", "0.625", "+0.125"]
 
 
 async def test_an_evaluation_deletes_what_was_built_for_it_unless_it_is_to_be_kept(aeenc, fleet, trees):

@@ -9,29 +9,16 @@ from google.protobuf import timestamp_pb2
 from aeenc import AsyncClient, errors, values
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.jobs import show_job
-from aeenc.cli.learning.reports import report_dict
 from aeenc.cli.learning.runs import hypotheses_of, show_run
-from aeenc.cli.output import Output, metrics_table
+from aeenc.cli.output import Output
 from aeenc.trees import Dataset
 from aeenc.v1 import registry_pb2, sampler_pb2, trainer_pb2, types_pb2
-
-read = values.EvaluationReport.from_message
 
 
 def job(state, **fields):
     progress = trainer_pb2.JobProgress(phase="training", steps=4, steps_done=4, best_validation_map=0.5, loss=0.25)
     at = [timestamp_pb2.Timestamp(seconds=10 * n) for n in (1, 2)]
     return trainer_pb2.Job(id="j1", state=state, progress=progress, created_at=at[0], ended_at=at[1], **fields)
-
-
-def report():
-    metrics = types_pb2.RetrievalMetrics(
-        map=0.5, ndcg=0.6, ndcg_at_10=0.55, ndcg_at_50=0.58, hit_at_10=0.7, hit_at_20=0.8, hit_at_50=0.9
-    )
-    paper = types_pb2.RetrievalMetrics(map=0.25)
-    return types_pb2.EvaluationReport(
-        strict=metrics, paper=paper, candidates=7, queries=1, pairs=1, model_version="q1", generation="g1"
-    )
 
 
 def test_counts_say_what_they_count_whatever_the_number(capsys):
@@ -411,27 +398,6 @@ async def test_a_publication_that_is_overtaken_says_by_what(aeenc, fleet):
     assert "stable has moved on to q9 (revision 2) meanwhile" in ended.error["message"]
 
 
-async def test_an_evaluation_builds_its_corpus_once_and_prints_both_protocols(aeenc, fleet, trees):
-    fleet.trainer.report = report()
-    command = (*fleet.options, "evaluate", "--data", trees, "--split", "dev", "--label", "canary", "--keep")
-    ended = await aeenc("--json", *command)
-    assert (ended.code, ended.stderr) == (0, "")
-    assert ended.json == {
-        "corpus": corpus_name(Dataset.load(trees)),
-        "split": "dev",
-        **report_dict(read(report())),
-    }
-    assert (ended.json["strict"]["NDCG@10"], ended.json["paper"]["MAP"]) == (0.55, 0.25)
-    asked = fleet.trainer.asked[0]
-    assert (asked.config.corpus, asked.config.model.label) == (ended.json["corpus"], "canary")
-    assert [query.text for query in asked.queries] == ["ice floats"]
-    encoded = len(fleet.encoder.encoded_premises)
-    shown = await aeenc(*command, "--all")
-    assert len(fleet.encoder.encoded_premises) == encoded
-    for words in ("strict", "paper", "Hit@50", "0.550"):
-        assert words in shown.stdout
-
-
 async def test_data_that_were_split_anew_get_premises_with_the_new_splits(aeenc, fleet, trees, tmp_path):
     split_anew = shutil.copytree(trees, tmp_path / "split-anew")
     task_1 = split_anew / "dataset" / "task_1"
@@ -457,15 +423,3 @@ async def test_an_evaluation_on_a_named_corpus_builds_nothing(aeenc, fleet, tree
     ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--corpus", "science")
     assert (ended.code, ended.json["corpus"]) == (0, "science")
     assert not fleet.encoder.encoded_premises
-
-
-def test_two_reports_are_compared_metric_by_metric():
-    before, after = (
-        report_dict(read(report())),
-        report_dict(read(report())),
-    )
-    after["strict"]["MAP"] = 0.625
-    made = metrics_table(before, after)
-    assert [str(column.header) for column in made.columns][1:4] == ["strict before", "strict after", "strict change"]
-    assert [str(next(iter(column.cells))) for column in made.columns][:4] == ["MAP", "0.500", "0.625", "+0.125"]
-    json.dumps(before)
