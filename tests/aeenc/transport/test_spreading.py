@@ -207,23 +207,19 @@ async def test_a_call_that_may_be_made_once_only_is_sent_to_one_server(fleet: Fl
     await client.channel.close()
 
 
-async def test_a_read_cancelled_by_its_caller_is_cancelled_at_both_servers(fleet: Fleet) -> None:
+@pytest.mark.parametrize("is_closed", [False, True], ids=["cancelled by its caller", "its connection closed"])
+async def test_a_read_that_is_given_up_ends_at_both_servers_and_says_why(fleet: Fleet, is_closed: bool) -> None:
     client = await fleet.client()
     fleet.first.answer = fleet.second.answer = never
     call = asyncio.ensure_future(client.encode(["asked"]))
     await until(lambda: [*fleet.first.texts, *fleet.second.texts].count("asked") == 2)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    if is_closed:
+        await client.channel.close()
+        with pytest.raises(errors.FailedPrecondition, match="is closed"):
+            await call
+    else:
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
     await until(lambda: fleet.first.cancelled == fleet.second.cancelled == ["asked"])
     await client.channel.close()
-
-
-async def test_a_read_on_a_connection_that_is_closed_meanwhile_says_so(fleet: Fleet) -> None:
-    client = await fleet.client()
-    fleet.first.answer = fleet.second.answer = never
-    call = asyncio.ensure_future(client.encode(["asked"]))
-    await until(lambda: [*fleet.first.texts, *fleet.second.texts].count("asked") == 2)
-    await client.channel.close()
-    with pytest.raises(errors.FailedPrecondition, match="is closed"):
-        await call
