@@ -44,6 +44,15 @@ async def fail(client, times: int, text: str = "sun", *, match: str | None = Non
             await once.encode([text], timeout_s=10, **options)
 
 
+async def runner_of(client, **options) -> PaddedRunner:
+    """The runner that computes a call."""
+    original, runners = PaddedRunner.run, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PaddedRunner, "run", lambda self, batch: (runners.append(self), original(self, batch))[1])
+        await client.encode(["sun"], **options)
+    return runners[0]
+
+
 whatever_it_says = pytest.mark.parametrize(
     ("why", "told"),
     [
@@ -90,18 +99,8 @@ async def test_a_canary_that_always_fails_is_named_while_the_others_serve(
     await register(registry, tiny_checkpoint, label="stable")
     canary = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
     await register(registry, canary, label="canary")
-    runners = []
     async with serve() as (server, client):
-        original = PaddedRunner.run
-
-        def note(self, batch):
-            runners.append(self)
-            return original(self, batch)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PaddedRunner, "run", note)
-            await client.encode(["sun"], label="canary")
-        fails["runner"] = runners[0]
+        fails["runner"] = await runner_of(client, label="canary")
         await fail(client, breaker.FAILURES, label="canary")
         await until(lambda: server.readiness.state == "DEGRADED")
         assert canary.version in server.readiness.reason
@@ -118,11 +117,7 @@ async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
     await register(registry, first, label="stable")
     await register(registry, other)
     async with serve() as (server, client):
-        original, runners = PaddedRunner.run, []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PaddedRunner, "run", lambda self, batch: (runners.append(self), original(self, batch))[1])
-            await client.encode(["sun"])
-        fails["runner"] = runners[0]
+        fails["runner"] = await runner_of(client)
         await fail(client, breaker.FAILURES)
         await until(lambda: not server.readiness.healthy)
         await registry.set_label(TINY_SPACE, "stable", other.version)

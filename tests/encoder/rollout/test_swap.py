@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from support.models.tiny_checkpoints import (
     write_tiny_checkpoint,
 )
 from support.waiting import eventually, until
+
+Change = Callable[[Path, dict[str, object]], None]  # of a checkpoint's files and its manifest's facts
 
 
 async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
@@ -122,46 +125,16 @@ async def test_a_damaged_checkpoint_never_replaces_the_serving_one(
     await refused(candidate, reason)
 
 
-CANDIDATES = [
-    ({"poison": True}, "not finite|no unit norm|cosine"),
-    ({"space_id": "s" + "9" * 16}, "is of space s9999"),
-]
+def with_meta(**fields: object) -> Change:
+    return lambda _, meta: meta.update(fields)
 
 
-@pytest.mark.parametrize(("fields", "reason"), CANDIDATES, ids=["nan-weights", "wrong-space"])
-async def test_a_bad_candidate_never_replaces_the_serving_one(
-    refused, artifact_store, tiny_checkpoint, fields, reason
-) -> None:
-    await refused(write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version, **fields), reason)
+def with_file(name: str, content: bytes) -> Change:
+    return lambda path, _: (path / name).write_bytes(content) and None
 
 
-def other_probes(path, meta) -> None:
-    vectors = np.load(path / "probes.npy")
-    np.save(path / "probes.npy", np.roll(vectors, 1, axis=0))
-
-
-def other_dimension(path, meta) -> None:
-    meta["dim"] = DIM * 2
-
-
-def longer_probes(path, meta) -> None:
-    np.save(path / "probes.npy", 3 * np.load(path / "probes.npy"))
-
-
-def other_limit(path, meta) -> None:
-    meta["max_tokens"] = 32
-
-
-def other_prefix(path, meta) -> None:
-    meta["query_prefix"] = "query: "
-
-
-def other_tokenizer(path, meta) -> None:
-    (path / "tokenizer.json").write_text('{"not": "a tokenizer"}')
-
-
-def no_onnx(path, meta) -> None:
-    (path / "model.onnx").write_bytes(b"\x80\x04\x95 this is a pickle, not a model")
+def with_probes(changed: Callable[[np.ndarray], np.ndarray]) -> Change:
+    return lambda path, _: np.save(path / "probes.npy", changed(np.load(path / "probes.npy")))
 
 
 def foreign_operator(path, meta) -> None:
@@ -172,19 +145,21 @@ def foreign_operator(path, meta) -> None:
     (path / "model.onnx").write_bytes(model.SerializeToString())
 
 
-WELL_HASHED = [
-    (other_probes, "gives other values for its probes"),
-    (other_dimension, f"has dim {DIM * 2}, its space has {DIM}"),
-    (longer_probes, r"probes\.npy holds vectors without unit norm"),
-    (other_limit, r"has max_tokens 32, its space has 64; publish it as it was trained"),
-    (other_prefix, r"has query_prefix 'query: ', its space has ''; publish it as it was trained"),
-    (other_tokenizer, "is not a tokenizer"),
-    (no_onnx, "is not an ONNX model"),
-    (foreign_operator, "domain 'evil.ops'"),
-]
-
-
-@pytest.mark.parametrize(("change", "reason"), WELL_HASHED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_probes(lambda vectors: np.roll(vectors, 1, axis=0)), "gives other values for its probes"),
+        (with_probes(lambda vectors: 3 * vectors), r"probes\.npy holds vectors without unit norm"),
+        (with_meta(space_id="s" + "9" * 16), "is of space s9999"),
+        (with_meta(dim=DIM * 2), f"has dim {DIM * 2}, its space has {DIM}"),
+        (with_meta(max_tokens=32), r"has max_tokens 32, its space has 64; publish it as it was trained"),
+        (with_meta(query_prefix="query: "), "has query_prefix 'query: ', its space has ''"),
+        (with_file("tokenizer.json", b'{"not": "a tokenizer"}'), "is not a tokenizer"),
+        (with_file("model.onnx", b"\x80\x04\x95 this is a pickle, not a model"), "is not an ONNX model"),
+        (foreign_operator, "domain 'evil.ops'"),
+    ],
+    ids=["probes", "long probes", "space", "dim", "limit", "prefix", "tokenizer", "pickle", "operator"],
+)
 async def test_a_well_hashed_but_wrong_checkpoint_never_replaces_the_serving_one(
     refused, copied, artifact_store, tiny_checkpoint, change, reason
 ) -> None:

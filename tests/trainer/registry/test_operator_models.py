@@ -241,20 +241,6 @@ def models_in(store: ArtifactStore, state_dir: Path) -> OperatorModels:
     return OperatorModels(Checkpoints(store, Mock()), Mock(), state_dir)
 
 
-async def test_a_checkpoint_of_a_newer_release_is_left_alone_and_not_used(tmp_path: Path):
-    store = ArtifactStore(tmp_path)
-    with store.writer("checkpoint", "checkpoints") as writer:
-        (writer.path / "model.onnx").write_text("weights")
-        version = writer.commit({"a": 1}, id_prefix="q").id
-    manifest = store.path("checkpoints", version) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
-    (tmp_path / "pretrained.json").write_text("{}")
-    (tmp_path / "pretrained.result").write_text(json.dumps({"version": version}))
-    with pytest.raises(NewerFormat, match="format_version 2"):
-        await models_in(store, tmp_path).version("pretrained", "base model", {})
-    assert manifest.is_file(), "a newer release may want it"
-
-
 @pytest.mark.parametrize("changed", [{}, {"premise_precision": "int8", "pooling": "cls"}, None])
 async def test_a_setting_that_is_taken_back_or_changed_or_a_damaged_note_exports_the_model_again(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str] | None
