@@ -28,56 +28,29 @@ def constant(tensor: TensorProto) -> onnx.NodeProto:
     return helper.make_node("Constant", [], ["c"], value=tensor)
 
 
-def in_a_branch(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    branch = helper.make_graph([constant(tensor)], "b", [], [])
-    model.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch))
-
-
-def in_a_function(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    function = onnx.FunctionProto(name="f", domain="com.microsoft", node=[constant(tensor)])
-    model.functions.append(function)
-
-
-def as_a_default_of_a_function(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    model.functions.append(onnx.FunctionProto(name="f", attribute_proto=[helper.make_attribute("value", tensor)]))
-
-
-def in_training(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    model.training_info.append(onnx.TrainingInfoProto(initialization=onnx.GraphProto(initializer=[tensor])))
-
-
-def as_sparse_values(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=tensor, dims=[1]))
-
-
-def as_a_sparse_attribute(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    node = model.graph.node.add(op_type="Constant", output=["c"])
-    node.attribute.add(name="sparse_value", sparse_tensor=onnx.SparseTensorProto(values=tensor, dims=[MANY]))
-
-
-def as_an_initializer(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    model.graph.initializer.append(tensor)
-
-
-def as_an_attribute(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    model.graph.node.append(constant(tensor))
-
-
-def in_a_list_of_tensors(model: onnx.ModelProto, tensor: TensorProto) -> None:
-    model.graph.node.add(op_type="Constant").attribute.add(name="t", tensors=[tensor])
-
-
-PLACES = [
-    as_an_initializer,
-    as_an_attribute,
-    in_a_list_of_tensors,
-    in_a_branch,
-    in_a_function,
-    as_a_default_of_a_function,
-    in_training,
-    as_sparse_values,
-    as_a_sparse_attribute,
-]
+PLACES: dict[str, Callable[[onnx.ModelProto, TensorProto], object]] = {
+    "an initializer": lambda model, tensor: model.graph.initializer.append(tensor),
+    "an attribute": lambda model, tensor: model.graph.node.append(constant(tensor)),
+    "a list of tensors": lambda model, tensor: model.graph.node.add().attribute.add(name="t", tensors=[tensor]),
+    "a branch": lambda model, tensor: model.graph.node.append(
+        helper.make_node("If", ["x"], ["z"], then_branch=helper.make_graph([constant(tensor)], "b", [], []))
+    ),
+    "a function": lambda model, tensor: model.functions.append(
+        onnx.FunctionProto(name="f", domain="com.microsoft", node=[constant(tensor)])
+    ),
+    "a default of a function": lambda model, tensor: model.functions.append(
+        onnx.FunctionProto(name="f", attribute_proto=[helper.make_attribute("value", tensor)])
+    ),
+    "training": lambda model, tensor: model.training_info.append(
+        onnx.TrainingInfoProto(initialization=onnx.GraphProto(initializer=[tensor]))
+    ),
+    "sparse values": lambda model, tensor: model.graph.sparse_initializer.append(
+        onnx.SparseTensorProto(values=tensor, dims=[1])
+    ),
+    "a sparse attribute": lambda model, tensor: model.graph.node.add().attribute.add(
+        name="sparse_value", sparse_tensor=onnx.SparseTensorProto(values=tensor, dims=[MANY])
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -85,9 +58,9 @@ PLACES = [
     [(EXTERNAL, "keeps tensors in other files"), (HUGE, "declares a tensor")],
     ids=["external", "huge"],
 )
-@pytest.mark.parametrize("put", PLACES, ids=lambda put: put.__name__)
+@pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
 def test_a_tensor_outside_its_file_or_larger_is_refused_wherever_a_runtime_would_read_it(
-    put: Callable[[onnx.ModelProto, TensorProto], None], tensor: TensorProto, said: str
+    put: Callable[[onnx.ModelProto, TensorProto], object], tensor: TensorProto, said: str
 ) -> None:
     model = model_of()
     check_onnx(memoryview(model.SerializeToString()), "a")
