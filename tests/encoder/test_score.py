@@ -137,11 +137,7 @@ async def test_a_label_of_an_ensemble_loads_all_and_scores_by_one_only_for_who_a
         assert list((await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)).ensemble) == both
         assert (await rolled_out(registry, CROSS, "pair", cross.version)).ok
         assert (await client.score("sun", ["moon"], label="pair", first_of_ensemble=True)).ensemble == ()
-        await eventually(partial(is_dropped, client, other.version))
-
-
-async def is_dropped(client, version: str) -> bool:
-    return version not in {one.version for one in (await client.info()).versions}
+        await eventually(client.info, is_so=lambda info: other.version not in {one.version for one in info.versions})
 
 
 async def test_a_restart_without_the_registry_serves_the_ensemble_of_the_last_run(

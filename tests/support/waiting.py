@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aeenc import EncoderClient
 from aeenc.errors import Unavailable
@@ -20,10 +20,12 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def eventually(check: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    """As `until`, of something that must be asked for."""
+async def eventually(
+    check: Callable[[], Awaitable[Any]], timeout_s: float = 20.0, *, is_so: Callable[[Any], bool] = bool
+) -> None:
+    """As `until`, of something that must be asked for; `is_so` judges the answer."""
     deadline = asyncio.get_running_loop().time() + timeout_s
-    while not await check():
+    while not is_so(await check()):
         assert asyncio.get_running_loop().time() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.02)
 

@@ -150,11 +150,7 @@ async def test_memory_of_a_version_that_is_gone_is_free_for_the_next(serve, tune
     size = tuned[0].artifact.files["model.onnx"].size_bytes
     async with serve(poll_s=30, loaded_bytes=size * 7 // 2) as (_, client):
         for checkpoint in (tuned[1], tuned[2], tuned[0]):
-
-            async def room() -> bool:
-                return len((await client.info()).versions) == 2
-
-            await eventually(room)
+            await eventually(client.info, is_so=lambda info: len(info.versions) == 2)
             rollout = await rolled_out(registry, TINY_SPACE, "canary", checkpoint.version)
             assert rollout.ok, rollout.reason
             await registry.delete_label(TINY_SPACE, "canary")

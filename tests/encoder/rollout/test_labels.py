@@ -59,12 +59,7 @@ async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(se
         without_key = await versions_of(one, [""] * 100)
         assert 0.1 < without_key.count(canary.version) / 100 < 0.55, "each call for itself"
         await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.0)
-
-        async def none_left() -> bool:
-            (shown,) = [label for label in (await one.info()).labels if label.name == "canary"]
-            return shown.share == 0.0
-
-        await eventually(none_left)
+        await eventually(one.info, is_so=lambda info: ("canary", 0.0) in {(row.name, row.share) for row in info.labels})
         assert set(await versions_of(one, keys)) == {stable.version}
 
 
@@ -191,11 +186,7 @@ async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ende
         for checkpoint in (tuned[1], tuned[2], tuned[0], tuned[1]):
             row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
             assert (await registry.await_rollout(row, 20))[0].ok
-
-        async def gone() -> bool:
-            return tuned[2].version not in {version.version for version in (await client.info()).versions}
-
-        await eventually(gone)
+        await eventually(client.info, is_so=lambda info: tuned[2].version not in {one.version for one in info.versions})
         with pytest.raises(errors.VersionNotLoaded):
             await client.encode(["sun"], version=tuned[2].version)
         serving = server.metrics.get_sample_value(

@@ -52,17 +52,10 @@ async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is
             (rollout,) = await registry.await_rollout(row, 10)
             assert (rollout.revision, rollout.ok) == (row.revision, True)
         await registry.delete_label(TINY_SPACE, "gone")
-
-        async def names() -> dict[str, tuple[str, float]]:
-            return {one.name: (*one.versions, one.share) for one in (await client.info()).labels}
-
         wanted = dict.fromkeys(labels, (after, 0.0)) | {refused: (before, 1.0 if refused == "canary" else 0.0)}
-
-        async def follows() -> bool:
-            found = await names()
-            return {name: found.get(name) for name in labels} == wanted and "gone" not in found
-
-        await eventually(follows)
+        await eventually(
+            client.info, is_so=lambda info: {one.name: (*one.versions, one.share) for one in info.labels} == wanted
+        )
         await until(lambda: f"label '{refused}'" in server.readiness.reason)
         assert ("has no format_version" if number == "damaged" else "format_version 2") in server.readiness.reason
         assert server.readiness.state == "DEGRADED"

@@ -76,11 +76,8 @@ async def test_a_space_without_labels_is_closed_and_its_models_are_dropped(
         await opened(registry, query, "job-1")
         await client.encode(["sun"], space_id=OTHER, label="job-1")
         await registry.delete_label(OTHER, "job-1")
-
-        async def closed() -> bool:
-            return {version.version for version in (await client.info()).versions} == {tiny_checkpoint.version}
-
-        await eventually(closed)
+        only = {tiny_checkpoint.version}
+        await eventually(client.info, is_so=lambda info: {version.version for version in info.versions} == only)
         with pytest.raises(errors.SpaceMismatch):
             await client.encode(["sun"], space_id=OTHER, role="premise")
 

@@ -219,11 +219,8 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
     async with serve() as (server, client):
         assert (await client.encode(["sun"])).model_version == newest.version
         await until(lambda: of_run.version in loaded)
-
-        async def is_restored() -> bool:  # it is ready before the labels of others are back
-            return "run-1" in {label.name for label in (await client.info()).labels}
-
-        await eventually(is_restored)
+        # It is ready before the labels of others are back.
+        await eventually(client.info, is_so=lambda info: "run-1" in {label.name for label in info.labels})
         assert (await client.encode(["sun"], label="run-1")).model_version == of_run.version
         assert (server.readiness.state, "Redis is away" in server.readiness.reason) == ("DEGRADED", True)
     assert sorted(loaded) == sorted([base, newest.version, before.version, of_run.version]), "each of them once"

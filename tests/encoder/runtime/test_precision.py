@@ -147,12 +147,7 @@ async def test_a_space_whose_premises_cannot_be_computed_here_is_not_served(
     base = copied(write_tiny_checkpoint(artifact_store, seed=3, int8=PASSED).artifact, change)
     await register(registry, base, label="stable")
     async with serve(wait=False) as (_, client):
-
-        async def refused() -> bool:
-            swaps = (await client.info()).swaps
-            return any(re.search(reason, swap.reason) for swap in swaps)
-
-        await eventually(refused)
+        await eventually(client.info, is_so=lambda info: any(re.search(reason, swap.reason) for swap in info.swaps))
 
 
 def with_probes(changed):
@@ -236,7 +231,10 @@ async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_th
         await registry.await_rollout(row, 20)
         monkeypatch.setattr(loading, "_check_probes", wrong_in_int8)
         _, odd = await replica("odd", "avx2")
-        await eventually(lambda: _has_answered(registry, row, "odd"))
+        await eventually(
+            lambda: registry.rollouts(row.space_id, row.name),
+            is_so=lambda found: ("odd", row.revision) in {(one.instance, one.revision) for one in found},
+        )
         rollouts = {one.instance: one for one in await registry.rollouts(row.space_id, "stable")}
         assert [rollouts[name].ok for name in ("fast", "slow", "odd")] == [True, True, False]
         assert "other values for its probes" in rollouts["odd"].reason
@@ -245,8 +243,3 @@ async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_th
         }
         assert served == {(tuned.version, "int8")}
         assert (await odd.encode(["sun"])).model_version == space.version, "another version, and it says so"
-
-
-async def _has_answered(registry: Registry, row, instance: str) -> bool:
-    found = {one.instance: one.revision for one in await registry.rollouts(row.space_id, row.name)}
-    return found.get(instance, 0) >= row.revision

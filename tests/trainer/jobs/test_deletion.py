@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ async def test_a_deletion_of_a_job_that_broke_off_is_finished_by_the_next_start(
         assert (trainer.state / "jobs" / job_id).exists()
     async with second() as trainer:
         await until(lambda: not (trainer.state / "jobs" / job_id).exists())
-        await eventually(lambda: nothing_deleted(trainer))
+        await eventually(trainer.jobs.cycles.deleted, is_so=not_)
 
 
 async def deleted(trainer: Trainer, job_id: str) -> bool:
@@ -109,10 +110,6 @@ async def deleted(trainer: Trainer, job_id: str) -> bool:
         await trainer.jobs.delete(job_id, Request("", "DeleteJob", {}))
         return True
     return False
-
-
-async def nothing_deleted(trainer: Trainer) -> bool:
-    return await trainer.jobs.cycles.deleted() == []
 
 
 async def test_a_live_job_is_not_deleted(world: TandemWorld, second: Any):
@@ -204,11 +201,8 @@ async def test_files_of_a_deleted_checkpoint_go_after_the_grace_period_also_afte
         assert version in store.list("checkpoints")
     async with second(grace_s=0):
         await until(lambda: version not in store.list("checkpoints"))
-        await eventually(lambda: free(world.rows, version))
-
-
-async def free(rows: Registry, version: str) -> bool:
-    return not await rows._redis.zscore(rows._keys.buried, version)
+        rows = world.rows
+        await eventually(lambda: rows._redis.zscore(rows._keys.buried, version), is_so=not_)
 
 
 async def test_a_version_whose_files_are_just_being_removed_is_not_registered(world: TandemWorld):
@@ -282,17 +276,13 @@ async def test_a_label_that_a_killed_build_has_left_goes_in_the_round_after_its_
     for version in (pairs[0].premise_version, pairs[0].version):
         await world.checkpoints.register(version)
     await world.rows.checkpoints.set_space(space_id, pairs[0].premise_version)
-
-    async def swept() -> bool:
-        return await world.rows.labels(space_id) == []
-
     async with second() as trainer:
         await trainer.jobs.create(job, [])
         await world.rows.set_label(space_id, f"job-{job.id}-old", pairs[0].version)
         await world.building.sweep()
-        assert not await swept(), "its job is live"
+        assert await world.rows.labels(space_id), "its job is live"
         await trainer.client.cancel(job.id)
-        await eventually(swept)
+        await eventually(lambda: world.rows.labels(space_id), is_so=not_)
 
 
 async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
@@ -327,7 +317,7 @@ async def test_a_collection_keeps_its_turn_as_long_as_it_lasts_and_a_killed_one_
         await redis.set(lease, "a killed trainer", px=500)
         monkeypatch.setattr(Deletion, "finish", lasts)
         collecting = asyncio.create_task(trainer.client.collect_garbage())
-        await eventually(lambda: holds(redis, lease))
+        await eventually(lambda: redis.get(lease), is_so=lambda owner: owner not in {None, "a killed trainer"})
         owner = await redis.get(lease)
         left_ms = [await redis.pttl(lease)]
         while left_ms[-1] <= min(left_ms):  # a renewal is seen as more time
@@ -337,8 +327,3 @@ async def test_a_collection_keeps_its_turn_as_long_as_it_lasts_and_a_killed_one_
         may_end.set()
         assert await collecting == []
         assert await redis.get(lease) is None
-
-
-async def holds(redis: Any, lease: str) -> bool:
-    """Whether somebody alive holds the lease."""
-    return await redis.get(lease) not in {None, "a killed trainer"}

@@ -110,7 +110,7 @@ async def test_a_job_that_waits_has_no_lease_and_keeps_nobody_else_waiting(bench
     await eventually(lambda: bench.store.cycles.lease(bench.job.id, "another", 60.0).renew())
     other = replace(bench.job, id="other")
     await bench.store.create(other, [])
-    await eventually(lambda: has_succeeded(bench, other.id))
+    await eventually(lambda: bench.store.state(other.id), is_so="SUCCEEDED".__eq__)
 
 
 async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled(bench: Bench):
@@ -126,10 +126,6 @@ async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(be
     bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
     bench.runner.start()
     await until(lambda: bench.readiness.state == "SERVING")
-
-
-async def has_succeeded(bench: Bench, job_id: str) -> bool:
-    return await bench.store.state(job_id) == "SUCCEEDED"
 
 
 ALWAYS_ENDS = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"

@@ -187,12 +187,12 @@ async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(
     await bench.store.create(other, [])
     computing(bench, lambda: asyncio.sleep(0))
     bench.runner.start()
-    await eventually(lambda: has_state(bench, other.id, "SUCCEEDED"))
+    await eventually(lambda: bench.store.state(other.id), is_so="SUCCEEDED".__eq__)
     jobs = TrainingJobs(bench.store, *[None] * 3, bench.runner, NoHolds(), None)  # type: ignore[arg-type]
     for call in (jobs.store.get(bench.job.id), jobs.cancel(bench.job.id, "c"), jobs.resume(bench.job.id)):
         with pytest.raises(errors.FailedPrecondition, match=f"job {bench.job.id} has format_version 2"):
             await call
-    assert await has_state(bench, bench.job.id, "PENDING"), "nobody has touched it"
+    assert await bench.store.state(bench.job.id) == "PENDING", "nobody has touched it"
     assert f"job {bench.job.id} has format_version 2" in bench.readiness.reason
 
 
@@ -207,7 +207,7 @@ async def test_a_job_whose_inputs_a_newer_release_has_written_waits_and_names_th
         (bench.directory / "inputs.json").write_text('{"format_version": 2}')
     bench.runner.start()
     await until(lambda: f"{newer} has format_version 2" in bench.readiness.reason)
-    assert await has_state(bench, bench.job.id, "RUNNING")
+    assert await bench.store.state(bench.job.id) == "RUNNING"
 
 
 @pytest.mark.parametrize("step", ["write_plan", "write_inputs"])
@@ -235,7 +235,3 @@ async def test_a_cancelled_job_writes_no_inputs_beside_its_successor(
     assert not is_taken_over
     assert left == ["written"]
     assert await successor.renew()
-
-
-async def has_state(bench: Bench, job_id: str, state: str) -> bool:
-    return await bench.store.state(job_id) == state

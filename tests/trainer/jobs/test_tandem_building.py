@@ -29,11 +29,7 @@ async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_
     assert built.premises == len(PREMISES)
     assert await world.served() == before
     assert {row.name for row in await world.rows.labels(pairs[0].space_id)} == set(), "the job's label is gone"
-
-    async def dropped() -> bool:
-        return await world.spaces() == {world.space.space_id}
-
-    await eventually(dropped)
+    await eventually(world.spaces, is_so={world.space.space_id}.__eq__)
     shown = await world.trainer.get_checkpoint(pairs[0].version)
     assert (shown.tandem.corpus, shown.tandem.generation) == (world.corpus, tandem.generation)
     assert (shown.tandem.premise_version, shown.tandem.replaces) == (pairs[0].premise_version, "")

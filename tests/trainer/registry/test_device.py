@@ -87,12 +87,8 @@ async def test_a_trainer_tells_the_device_that_was_found(
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     async with serve_trainer(space, redis_url, namespace, tmp_path, device="auto") as (_, trainer):
-
-        async def told() -> bool:
-            return (await trainer.info()).device == "cpu"
-
         assert (await trainer.info()).device in {"", "cpu"}
-        await eventually(told, timeout_s=60)
+        await eventually(trainer.info, 60, is_so=lambda info: info.device == "cpu")
 
 
 @pytest.mark.parametrize(

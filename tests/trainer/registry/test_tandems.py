@@ -242,11 +242,7 @@ async def test_the_space_before_the_way_back_is_closed(world: TandemWorld, pairs
         await world.registry.publish(tandem.version, wait_s=20)
     assert await world.rows.labels(pairs[0].space_id) == []
     assert {row.name for row in await world.rows.labels(pairs[1].space_id)} == {"run-1", "stable"}
-
-    async def left() -> bool:
-        return await world.spaces() == {world.space.space_id, pairs[1].space_id, pairs[2].space_id}
-
-    await eventually(left)
+    await eventually(world.spaces, is_so={world.space.space_id, pairs[1].space_id, pairs[2].space_id}.__eq__)
     with pytest.raises(errors.FailedPrecondition, match="cannot be deleted"):
         await world.registry.delete_label("stable", space_id=pairs[2].space_id)
     await world.registry.delete_label("stable", space_id=pairs[1].space_id)
@@ -320,11 +316,7 @@ async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_lea
     active = await publishing.active(world.corpus)
     call = publishing.publish(tandem, active, wait_s=60, **UNASKED)
     task = asyncio.create_task(call)
-
-    async def loaded() -> bool:
-        return tandem.space_id in await world.spaces()
-
-    await eventually(loaded)
+    await eventually(world.spaces, is_so=lambda loaded: tandem.space_id in loaded)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
