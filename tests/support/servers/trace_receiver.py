@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.worlds.sampler_world import serving
 
@@ -25,7 +25,6 @@ class ReceivedSpan:
     parent: str
     links: tuple[str, ...]
     kind: int
-    failed: bool
     attributes: dict[str, str]
 
 
@@ -91,6 +90,5 @@ def _received(service: str, span: Span) -> ReceivedSpan:
         parent=span.parent_span_id.hex(),
         links=tuple(link.span_id.hex() for link in span.links),
         kind=span.kind,
-        failed=span.status.code == Status.STATUS_CODE_ERROR,
         attributes={one.key: one.value.string_value or str(one.value.int_value) for one in span.attributes},
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,7 +22,7 @@ from aeenc.v1 import people_pb2
 from services.sampler.people.agreement import agreement_of
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import SentAnswer
-from support.worlds.sampler_world import FIRST, FakeIndex, brute_force, chance, explains, is_leaf, pair_set
+from support.worlds.sampler_world import brute_force, chance, explains, is_leaf, pair_set
 
 T = TypeVar("T")
 Kind = values.TaskEventKind
@@ -31,7 +30,6 @@ Kind = values.TaskEventKind
 DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
 UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
 PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted)
-PUBLISH_S = 0.3  # between two encoders
 
 
 @dataclass
@@ -101,16 +99,6 @@ class People:
                     await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
                     self.ledger.counts["adjudicated"] += 1
             await asyncio.sleep(self.wait_s)
-
-    async def publisher(self, index: FakeIndex) -> None:
-        """Publishes encoders that rank alike, and has what nobody has begun retrieved again, until `done`."""
-        versions = itertools.cycle([f"{FIRST}-again", FIRST])
-        while not self.done.is_set():
-            index.stable = next(versions)
-            with contextlib.suppress(errors.FailedPrecondition):  # the run has ended
-                again = await self._insist(lambda: self.client.retrieve_again(self.run_id, "publisher"))
-                self.ledger.counts["sent back"] += len(again.task_ids)
-            await asyncio.sleep(PUBLISH_S)
 
     async def _conflicts(self) -> list[people_pb2.JudgedTask]:
         return [t async for t in self.client.list_tasks(self.run_id, state=people_pb2.TASK_STATE_CONFLICT)]

@@ -266,7 +266,6 @@ SIGNS = {"POSITIVE": types_pb2.PAIR_SIGN_POSITIVE, "NEGATIVE": types_pb2.PAIR_SI
 @dataclass
 class TrainerWorld:
     trainer: TrainerClient
-    trainer_server: GrpcServer
     sampler: SamplerClient
     encoder: EncoderClient
     space: Space
@@ -297,7 +296,7 @@ async def world(
             "sampler_target": f"127.0.0.1:{sampler_server.port}",
             "encoder_target": f"127.0.0.1:{encoder_server.port}",
         }
-        trainer_server, trainer = await stack.enter_async_context(
+        _, trainer = await stack.enter_async_context(
             serve_trainer(
                 space,
                 redis_url,
@@ -315,7 +314,7 @@ async def world(
             for pair in PAIRS
         ]
         run_id = (await sampler.import_pairs(corpus, pairs)).run_id
-        yield TrainerWorld(trainer, trainer_server, sampler, encoder, space, corpus, run_id)
+        yield TrainerWorld(trainer, sampler, encoder, space, corpus, run_id)
 
 
 def result_of(files: JobFiles) -> dict[str, Any]:
