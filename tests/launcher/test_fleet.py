@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import aeenc
 from aeenc import errors
+from aeenc.cli.main import app
 from aeenc.oracle import OracleServer
 from aeenc.transport.sync import LOOP
 from aeenc.transport.targets import Targets
@@ -219,12 +221,8 @@ def test_long_work_is_cancelled_resumed_and_listed_by_its_id(
     home: Path, client: aeenc.Client, monkeypatch: pytest.MonkeyPatch
 ):
     def command(*words: str) -> tuple[int, dict[str, Any]]:
-        script = str(Path(sys.executable).with_name("aeenc"))
-        environment = {**os.environ, "AEENC_HOME": str(home)}
-        done = subprocess.run(
-            [script, "--json", *words], capture_output=True, text=True, timeout=50, check=False, env=environment
-        )
-        return done.returncode, json.loads(done.stdout or done.stderr.splitlines()[-1])
+        done = CliRunner().invoke(app, ["--json", *words], env={"AEENC_HOME": str(home)})
+        return done.exit_code, json.loads(done.stdout or done.stderr.splitlines()[-1])
 
     with monkeypatch.context() as slower:
         slower.setattr(SlowOracle, "pause_s", 5.0)  # the run must not end before the command has begun
@@ -243,24 +241,14 @@ def test_long_work_is_cancelled_resumed_and_listed_by_its_id(
 
 
 @pytest.mark.slow
-def test_another_option_restarts_all_and_the_same_ones_nothing(home: Path, client: aeenc.Client):
-    fleet = Fleet(home)
-    before, options = fleet.running(), fleet.options()
-    assert options is not None
-    fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}, people={"team": 2}))
-    after = Fleet(home).running()
-    assert {name for name in after if after[name] != before[name]} == set(before)
-    fleet.up(replace(options, oracles={**options.oracles, "other": "127.0.0.1:1"}, people={"team": 2}))
-    assert Fleet(home).running() == after
-    assert set(client.sampler.info().oracles) == {"mine", "other", "team"}
-
-
-@pytest.mark.slow
-def test_with_tokens_the_services_want_them_and_know_each_others(home: Path, client: aeenc.Client):
-    options = Fleet(home).options()
+def test_other_options_restart_all_and_with_tokens_the_services_want_them_and_know_each_others(
+    home: Path, client: aeenc.Client
+):
+    before, options = Fleet(home).running(), Fleet(home).options()
     assert options is not None
     secured = Fleet(home, token="t", admin_token="a")
-    targets = secured.up(replace(options, credentials=secured.credentials))
+    more = {"oracles": {**options.oracles, "other": "127.0.0.1:1"}, "people": {"team": 2}}
+    targets = secured.up(replace(options, credentials=secured.credentials, **more))
     peers = {name: targets[name] for name in ("encoder", "index", "sampler", "trainer")}
     with pytest.raises(errors.Unauthenticated):
         client.index.retrieve("facts", ["the sun"])
@@ -268,7 +256,10 @@ def test_with_tokens_the_services_want_them_and_know_each_others(home: Path, cli
         assert len(known.index.retrieve("facts", ["the sun"], k=3)[0]) == 3
         ended = known.sampler.wait(known.sampler.start_run(HYPOTHESES[:2], corpus="facts", oracle="mine", k=3).id)
         assert ended.state == types_pb2.WORK_STATE_SUCCEEDED, ended.error
+        assert set(known.sampler.info().oracles) == {"mine", "other", "team"}
     assert "t" not in json.loads((home / "fleet.json").read_bytes())["options"].values()
+    after = Fleet(home).running()
+    assert {name for name in before if before[name] != after[name]} == set(before)
     Fleet(home).up(options)
 
 
