@@ -158,18 +158,8 @@ async def test_a_flat_run_judges_hypotheses_alone_and_a_spent_budget_says_what_w
 async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):
     async with world.sampler() as sampler:
         world.oracle.delay_s = 0.2
-        command = (
-            "--sampler",
-            sampler.channel.target,
-            "--json",
-            "sample",
-            "science",
-            "--data",
-            trees,
-            "--oracle",
-            "fake",
-        )
-        ended = await aeenc(*command, "--no-wait")
+        command = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--data", trees)
+        ended = await aeenc(*command, "--oracle", "fake", "--no-wait")
         assert ended.code == 0
         assert ended.json["state"] in {"PENDING", "RUNNING"}
         assert (await sampler.wait(ended.json["run"])).progress.trees_done == 2
@@ -329,31 +319,11 @@ async def test_publish_and_rollback_say_what_every_encoder_serves(aeenc, fleet):
 
 
 async def test_publish_says_what_the_gate_compared_or_why_nothing(aeenc, fleet):
-    compared = registry_pb2.GateComparison(
-        version="q0",
-        queries=594,
-        candidate_map=0.5,
-        version_map=0.625,
-        p_value=0.25,
-        p_better=0.75,
-        outcome=registry_pb2.OUTCOME_NO_DIFFERENCE,
-    )
-    fleet.trainer.gate.comparisons.append(compared)
+    figures = {"queries": 594, "candidate_map": 0.5, "version_map": 0.625, "p_value": 0.25, "p_better": 0.75}
+    fleet.trainer.gate.comparisons.add(version="q0", outcome=registry_pb2.OUTCOME_NO_DIFFERENCE, **figures)
     ended = await aeenc(*fleet.options, "--json", "publish", "q1")
-    assert ended.json["gate"] == {
-        "comparisons": [
-            {
-                "version": "q0",
-                "queries": 594,
-                "candidate_map": 0.5,
-                "version_map": 0.625,
-                "p_value": 0.25,
-                "p_better": 0.75,
-                "outcome": "no_difference",
-            }
-        ],
-        "not_compared": "",
-    }
+    told = {"version": "q0", "outcome": "no_difference", **figures}
+    assert ended.json["gate"] == {"comparisons": [told], "not_compared": ""}
     shown = " ".join((await aeenc(*fleet.options, "publish", "q1")).stdout.split())
     assert all(figure in shown for figure in ("594", "0.500", "0.625", "no difference shown (-.125, p .250)"))
     fleet.trainer.gate = registry_pb2.PublishResponse(not_compared="it was forced")

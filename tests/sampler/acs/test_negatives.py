@@ -146,32 +146,6 @@ def test_which_refusals_are_left_out(fields: dict[str, Any], most: int, premises
     assert left_out("query", known, config) == expected
 
 
-async def test_the_rounds_of_a_conditioned_node_are_filtered_each_by_its_own_scores(world: SamplerWorld):
-    margin = 0.2
-    async with world.sampler() as client:
-        run = await finish(client, conditioned=True, max_depth=0, k=4, negative_filter={"absolute_margin": margin})
-        found = [one async for one in client.list_pairs(run.id)]
-    rounds = 0
-    for query in {one.query for one in found}:
-        accepted: list[str] = []
-        judged: set[str] = set()
-        of_query = {one.premise_id: one for one in found if one.query == query}
-        while True:  # what each round retrieved, by its definition
-            here = [one for one in nearest(query, 4, accepted=accepted) if one[0] not in judged]
-            here = [one for one in here if one[0] in of_query]
-            judged |= {name for name, *_ in here}
-            best = max((score for name, _, score in here if of_query[name].sign == POSITIVE), default=9.0)
-            for name, text, score in here:
-                is_near = not explains(query, text) and score > best - margin
-                assert (of_query[name].reason == "margin") == is_near
-            new = [name for name, *_ in here if of_query[name].sign == POSITIVE]
-            rounds += 1
-            if not new:
-                break
-            accepted += new
-    assert rounds > 12
-
-
 def expected_pairs(rules: NegativeFilter, most: int = 0) -> tuple[set, set]:
     """Negatives and filtered pairs of a run by the definition: every query is read by all that any tree asked."""
     judged = {(q, p): sign for q, p, sign in brute_force()}

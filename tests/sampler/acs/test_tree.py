@@ -132,3 +132,16 @@ def test_a_round_goes_on_with_what_another_version_asks_of_people_unless_that_wa
     last = again.with_nearest(found, 2, "version-2", 2)
     assert ([one.id for one in last.asked], last.version) == (["p1"], "version-2")
     assert last.next_round(last.outcome(answer), RunConfig(step=2, k=2), answer) is None
+
+
+def test_what_is_known_names_the_query_vector_that_gave_its_score_and_each_round_has_its_own():
+    tree, found = Tree(0, "h", [Node(0, "q")]), [Candidate(f"p{n}", f"t{n}", n, 0.9) for n in (1, 2)]
+    yes = [Verdict(premise_id=one.id, judgement=Judgement.EXPLAINS) for one in found]
+    first = NodeRound(tree, tree.nodes[0]).with_nearest(found[:1], 1, "v1")
+    outcome = first.outcome(NodeAnswer("0-0", {"p1": yes[0]}, "ann"))
+    following = first.next_round(outcome, RunConfig(conditioned=True))
+    assert following is not None
+    second = following.with_nearest(found, 2, "v1")
+    known = second.outcome(NodeAnswer("0-0", {"p2": yes[1]}, "ann")).known.pairs
+    assert {name: one.vector for name, one in known.items()} == {"p1": first.vector, "p2": second.vector}
+    assert first.vector == "v1" != second.vector

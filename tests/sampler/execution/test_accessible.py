@@ -11,7 +11,6 @@ from aeenc import errors
 from aeenc.oracle import EXPLAINS, Answer, Task, Verdict
 from aeenc.trees import Accessible
 from aeenc.v1 import sampler_pb2
-from support.waiting import eventually
 from support.worlds.sampler_world import (
     FACTS,
     HYPOTHESES,
@@ -127,11 +126,6 @@ async def test_what_a_person_accepts_later_explains_nothing_in_a_tree_where_it_i
     async with world.sampler(queues={"team": QUEUE}) as sampler:
         people = aeenc.PeopleClient(sampler.channel)
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=1, max_depth=0)
-
-        async def queued() -> bool:
-            return bool([task async for task in people.list_tasks(run.id)])
-
-        await eventually(queued)
         lease = await take(people, "ann")
         answer = await people.submit(lease, [best], additions=[new])
         await sampler.wait(run.id)

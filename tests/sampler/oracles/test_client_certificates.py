@@ -1,4 +1,4 @@
-"""An oracle that wants to see the sampler's own certificate: shown, it answers; without it or with another's, never."""
+"""An oracle behind TLS that wants to see the sampler's certificate: shown, it answers; without it or to others, not."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ from aeenc import errors
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from services.sampler.__main__ import build
 from support.certificates import certify, needs_openssl
-from support.worlds.sampler_world import SamplerWorld, brute_force, finish, pair_set
+from support.worlds.sampler_world import FakeOracle, SamplerWorld, brute_force, failed, finish, pair_set
+
+
+class Noting(FakeOracle):
+    """Notes the credentials of its callers."""
+
+    async def Judge(self, request: Any, context: Any) -> Any:
+        self.asked_by = dict(context.invocation_metadata())["authorization"]
+        return await super().Judge(request, context)
 
 
 @asynccontextmanager
-async def strict(world: SamplerWorld, cert: Path, key: Path, clients: Path) -> AsyncIterator[int]:
-    """The world's oracle behind TLS, for callers whose certificate is `clients`."""
+async def strict(oracle: FakeOracle, cert: Path, key: Path, clients: Path) -> AsyncIterator[int]:
+    """An oracle behind TLS, for callers whose certificate is `clients`."""
     pair = (await asyncio.to_thread(key.read_bytes), await asyncio.to_thread(cert.read_bytes))
     known = await asyncio.to_thread(clients.read_bytes)
     server = grpc.aio.server()
-    oracle_pb2_grpc.add_OracleServiceServicer_to_server(world.oracle, server)
+    oracle_pb2_grpc.add_OracleServiceServicer_to_server(oracle, server)
     port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([pair], known, require_client_auth=True))
     await server.start()
     yield port
@@ -35,19 +43,20 @@ async def strict(world: SamplerWorld, cert: Path, key: Path, clients: Path) -> A
 async def test_an_oracle_is_shown_the_samplers_certificate_and_answers_nobody_else(world: SamplerWorld, tmp_path: Path):
     made = [await asyncio.to_thread(certify, tmp_path, name) for name in ("oracle", "sampler", "stranger")]
     (cert, key), (mine, my_key), (other, other_key) = made
-    async with strict(world, cert, key, mine) as port:
-        settings: dict[str, Any] = {"target": f"localhost:{port}", "ca": str(cert)}
-        for identity in ({}, {"cert": str(other), "key": str(other_key)}):
-            async with world.sampler(oracle={**settings, **identity}) as client:
-                run = await finish(client)
-                assert run.state == types_pb2.WORK_STATE_FAILED
-                assert f"localhost:{port}" in run.error
+    oracle, stranger = Noting(), {"cert": str(other), "key": str(other_key)}
+    async with strict(oracle, cert, key, mine) as port:
+        settings: dict[str, Any] = {"target": f"localhost:{port}", "ca": str(cert), "token": "secret"}
+        own = {**settings, "cert": str(mine), "key": str(my_key)}
+        for wrong in (settings, {**own, **stranger}, {**own, "ca": str(other)}):
+            async with world.sampler(oracle=wrong) as client:
+                run = await failed(client, f"localhost:{port}")
                 assert await pair_set(client, run.id) == set()
-        assert world.oracle.calls == 0
-        async with world.sampler(oracle={**settings, "cert": str(mine), "key": str(my_key)}) as client:
+        assert oracle.calls == 0
+        async with world.sampler(oracle=own) as client:
             run = await finish(client)
             assert run.state == types_pb2.WORK_STATE_SUCCEEDED
             assert await pair_set(client, run.id) == brute_force()
+    assert oracle.asked_by == "Bearer secret"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from aeenc import errors
 from aeenc.oracle import ABSTAINS, REFUSES, Task, Verdict
 from aeenc.transport import status
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
-from support.certificates import certify, needs_openssl
 from support.worlds.sampler_world import (
     E_,
     HYPOTHESES,
@@ -27,7 +24,6 @@ from support.worlds.sampler_world import (
     brute_force,
     chance,
     explains,
-    failed,
     finish,
     is_leaf,
     pair_set,
@@ -184,33 +180,6 @@ async def test_of_all_that_goes_wrong_at_once_nothing_becomes_a_pair_and_the_run
     assert all(explains(query, premise) is (sign == "+") for query, premise, sign in recorded)
     assert not any(oracle.abstains(query, premise) for query, premise, _ in recorded)
     assert any(oracle.abstains(query, premise) for query, premise, _ in skipped)
-
-
-@asynccontextmanager
-async def secured(folder: Path) -> AsyncIterator[dict[str, Any]]:
-    """An oracle behind TLS and a token, and the settings that reach it."""
-    cert, key = await asyncio.to_thread(certify, folder, "oracle")
-    server = await Careful().start("localhost:0", token="secret", cert=cert, key=key)
-    yield {"target": f"localhost:{server.port}", "ca": str(cert), "token": "secret"}
-    await server.stop(0)
-
-
-@needs_openssl
-async def test_an_oracle_is_reached_by_tls_and_token_and_not_without(world: SamplerWorld, tmp_path: Path):
-    other, _ = await asyncio.to_thread(certify, tmp_path, "other")
-    async with secured(tmp_path) as settings:
-        async with world.sampler(oracle=settings) as client:
-            run = await finish(client)
-            assert run.state == SUCCEEDED
-            assert await pair_set(client, run.id) == brute_force()
-        for wrong, told in (
-            ({"token": "guess"}, "token"),
-            ({"ca": str(other)}, "localhost"),
-            ({"ca": None}, "localhost"),
-        ):
-            async with world.sampler(oracle={**settings, **wrong}) as client:
-                run = await failed(client, told)
-                assert await pair_set(client, run.id) == set()
 
 
 def test_a_certificate_that_is_not_there_stops_the_start(world: SamplerWorld, tmp_path: Path):

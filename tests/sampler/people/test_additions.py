@@ -15,7 +15,6 @@ from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, Tree, explains
 from services.sampler.people import steps
 from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections, from_json
-from support.waiting import eventually
 from support.worlds.people_world import sent, verdict
 from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
 
@@ -87,7 +86,7 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
         extra = missing(lease)
         once = partial(people.submit, lease, [], additions=[extra], inference="because of it, this", client_seq=5)
         assert await once() == await once()
-        below = await asyncio.wait_for(waiting(people, "bob"), 20)
+        below = await take(people, "bob")
         assert below.task.query == f"fact {extra.removeprefix('p')}"
         await people.submit(below, [below.task.candidates[0].premise.id])
         await asyncio.wait_for(sampler.wait(run_id), 40)
@@ -101,17 +100,6 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
         [task] = [one async for one in people.list_tasks(run_id) if one.task.query == "hypothesis 0"]
         assert [one.premise_id for one in task.answers[0].additions] == [extra]
         assert task.answers[0].inference == "because of it, this"
-
-
-async def waiting(people: aeenc.PeopleClient, who: str) -> Any:
-    found: list[Any] = []
-
-    async def leased() -> bool:
-        found.extend(await people.lease(who))
-        return bool(found)
-
-    await eventually(leased)
-    return found[0]
 
 
 async def test_what_may_not_be_added_is_refused_by_name(world: SamplerWorld):
@@ -133,7 +121,7 @@ async def test_what_may_not_be_added_is_refused_by_name(world: SamplerWorld):
             with pytest.raises(errors.InvalidArgument, match=problem):
                 await people.submit(lease, [], written=written)
         await people.submit(lease, [shown])
-        below = await waiting(people, "ann")
+        below = await take(people, "ann")
         assert below.task.path == ("hypothesis 0",)
         with pytest.raises(errors.InvalidArgument, match="may not lead back to itself"):
             await people.submit(below, [], additions=[shown])
@@ -170,10 +158,10 @@ async def test_a_written_intermediate_is_retrieved_for_and_stands_in_the_tree_wi
     async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [], intermediates=[INTERMEDIATE, "an intermediate that nothing explains"])
-        below = await waiting(people, "bob")
+        below = await take(people, "bob")
         assert (below.task.query, below.task.path) == (INTERMEDIATE, ("hypothesis 0",))
         await people.submit(below, {below.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
-        await people.submit(await waiting(people, "bob"), [])
+        await people.submit(await take(people, "bob"), [])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         root, node, _ = (await people.get_tree(run_id, "tree-0")).nodes
         assert [(one.premise_id, one.text, one.annotator) for one in root.accepted][:1] == [("", INTERMEDIATE, "ann")]

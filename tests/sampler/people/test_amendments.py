@@ -148,14 +148,7 @@ async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(w
         run = await sampler.start_run(roots, corpus="science", oracle="team", **limits)
 
         async def answered(tree: str, query: str, accepted: str) -> values.SubmittedVerdicts:
-            leases: list[values.Lease] = []
-
-            async def is_queued() -> bool:
-                leases.extend(await people.lease("ann", run_id=run.id, hypothesis_id=tree))
-                return bool(leases)
-
-            await eventually(is_queued)
-            [lease] = leases
+            lease = await take(people, "ann", run.id, tree)
             assert lease.task.query == query
             return await people.submit(
                 lease, [c.premise.id for c in lease.task.candidates if c.premise.text == accepted]

@@ -277,16 +277,12 @@ async def one_query_in_two_trees(
         people = aeenc.PeopleClient(sampler.channel)
         roots = [("tree-0", FACT), ("tree-1", ABOVE[1])]
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=2)
-        taken: list[values.Lease] = []
-
-        async def has_task(tree: str, query: str) -> bool:
-            taken.extend(await people.lease("ann", run_id=run.id, hypothesis_id=tree))
-            return bool(taken) and taken[-1].task.query == query
 
         async def say(tree: str, query: str, additions: list[str]) -> None:
-            await eventually(lambda: has_task(tree, query))
-            await people.submit(taken[-1], [], additions=additions)
-            await people.settle(run.id, taken[-1].task.task_id, "ann")
+            lease = await take(people, "ann", run.id, tree)
+            assert lease.task.query == query
+            await people.submit(lease, [], additions=additions)
+            await people.settle(run.id, lease.task.task_id, "ann")
 
             async def is_judged() -> bool:
                 return (await people.get_tree(run.id, tree)).nodes[0].state.name == "SETTLED"
@@ -297,8 +293,9 @@ async def one_query_in_two_trees(
         in_reach = "p7" not in {name for name, *_ in nearest(ABOVE[1], 4)}
         assert in_reach, "else it is judged, not added"
         await say("tree-1", ABOVE[1], ["p7"])
-        await eventually(lambda: has_task("tree-1", FACT))
-        yield people, sampler, run.id, taken[-1]
+        below = await take(people, "ann", run.id, "tree-1")
+        assert below.task.query == FACT
+        yield people, sampler, run.id, below
 
 
 async def answer_to_root(people: aeenc.PeopleClient, run_id: str) -> values.TaskAnswer:

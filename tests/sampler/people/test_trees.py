@@ -156,14 +156,7 @@ async def test_a_watched_tree_comes_again_after_every_change_and_ends_with_its_r
         assert second.task.query == "hypothesis 1"
         await until(lambda: bool(seen) and [one.holders for one in seen[-1].nodes] == [("ann",)])
         await people.submit(second, [second.task.candidates[0].premise.id])
-        below: list[Any] = []
-
-        async def grown() -> bool:
-            below.extend(await people.lease("ann", run_id=run_id, hypothesis_id="tree-1"))
-            return bool(below)
-
-        await eventually(grown)
-        await people.submit(below[0], [])
+        await people.submit(await take(people, "ann", run_id, "tree-1"), [])
         await asyncio.wait_for(sampler.wait(run_id), 40)
         await asyncio.wait_for(watching, 40)
         shown = [states(tree) for tree in seen]

@@ -78,11 +78,7 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
     async with world.sampler(queues={"team": {**QUEUE, "overlap": 2}}) as client:
         people = aeenc.PeopleClient(client.channel)
         run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team", k=4)
-
-        async def queued() -> bool:
-            return bool(await people.lease("ann", run_id=run.id))
-
-        await eventually(queued)
+        await take(people, "ann", run.id)
         lease = await take(people, "ben", run.id)
         answer = await people.submit(lease, [lease.task.candidates[0].premise.id])
         await people.amend(answer.answer_id, [lease.task.candidates[1].premise.id], "cem")

@@ -53,6 +53,7 @@ from support.worlds.sampler_world import (
     finish,
     pair_set,
     serving,
+    take,
 )
 
 TREE = Tree(0, "tree-0", [Node(0, "hypothesis 0")])
@@ -411,19 +412,10 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
     async def judge_another(client: aeenc.SamplerClient, hypothesis: str) -> None:
         """A further run, of one task that `ben` gets without naming the run."""
         options = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 0}
-        run, people, leases = (
-            await client.start_run([("t", hypothesis)], **options),
-            aeenc.PeopleClient(client.channel),
-            [],
-        )
-
-        async def leased() -> bool:
-            leases.extend(await people.lease("ben"))
-            return bool(leases)
-
-        await eventually(leased)
-        assert leases[0].run_id == run.id
-        await people.submit(leases[0], [])
+        run, people = await client.start_run([("t", hypothesis)], **options), aeenc.PeopleClient(client.channel)
+        lease = await take(people, "ben")
+        assert lease.run_id == run.id
+        await people.submit(lease, [])
         assert (await client.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
 
     redis, tasks = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
@@ -457,11 +449,7 @@ async def test_a_damaged_task_fails_its_run_by_name_and_disturbs_no_other(world:
         with pytest.raises(errors.DataLoss, match=f"task {task_id} of run {damaged} cannot be read"):
             await anext(people.list_tasks(damaged))
         await client.start_run([("t", "hypothesis 2")], corpus="science", oracle="team", k=4, max_depth=0)
-
-        async def leased() -> bool:
-            return bool(await people.lease("ben"))
-
-        await eventually(leased)
+        await take(people, "ben")
     await redis.aclose()
 
 

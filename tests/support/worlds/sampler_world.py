@@ -410,8 +410,15 @@ async def at_work(
 
 
 async def take(people: aeenc.PeopleClient, name: str, run_id: str = "", hypothesis_id: str = "") -> people_pb2.Lease:
-    """A lease on a task. Which of several it is, is promised only for one of a hypothesis."""
-    [lease] = await people.lease(name, run_id=run_id, hypothesis_id=hypothesis_id)
+    """A lease on a task, once one waits. Which of several it is, is promised only for one of a hypothesis."""
+    found: list[people_pb2.Lease] = []
+
+    async def leased() -> bool:
+        found.extend(await people.lease(name, run_id=run_id, hypothesis_id=hypothesis_id))
+        return bool(found)
+
+    await eventually(leased)
+    [lease] = found
     return lease
 
 
