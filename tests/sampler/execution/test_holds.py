@@ -4,37 +4,23 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.v1 import oracle_pb2_grpc
 from services.index.__main__ import build as build_index
 from services.index.catalogue.holds import Holds
 from services.index.settings import IndexSettings
-from services.sampler.__main__ import build as build_sampler
 from services.sampler.execution.holds import RunHolds
-from services.sampler.settings import SamplerSettings
 from support.waiting import eventually
 from support.worlds.index_world import RunningEncoder, facts, raises
-from support.worlds.sampler_world import FakeOracle, serving
+from support.worlds.sampler_world import SamplerWorld, small_world
 
 
-class HeldWorld:
-    """An index of one corpus with a newer generation than the run's, and the means to start samplers over it."""
-
-    def __init__(self, index: aeenc.IndexClient, oracle: FakeOracle, settings: dict) -> None:
-        self.index, self.oracle, self.settings = index, oracle, settings
-
-    @asynccontextmanager
-    async def sampler(self, **changes) -> AsyncIterator[aeenc.SamplerClient]:
-        async with build_sampler(SamplerSettings(**{**self.settings, **changes})) as server:
-            client = aeenc.SamplerClient(aeenc.Channel(f"127.0.0.1:{server.port}"))
-            yield client
-            await client.channel.close()
+class HeldWorld(SamplerWorld):
+    """A running index in place of the fake one, with one corpus."""
 
     async def start(self, sampler: aeenc.SamplerClient):
         return await sampler.start_run([("t", "why does ice float")], corpus="science", oracle="fake", k=3)
@@ -52,29 +38,18 @@ class HeldWorld:
 
 @pytest.fixture
 async def world(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[HeldWorld]:
-    encoder, oracle = RunningEncoder(), FakeOracle()
+    encoder = RunningEncoder()
     await encoder.server.start()
     settings = IndexSettings(port=0, artifacts_dir=tmp_path, encoder_target=encoder.target, build_batch=8)
     async with (
         build_index(settings) as server,
-        serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle) as port,
+        small_world(redis_url, namespace) as made,
         aeenc.AsyncClient(index=f"127.0.0.1:{server.port}", encoder=encoder.target) as client,
     ):
         await client.index.build("science", facts()[:6])
-        fake = {"target": f"127.0.0.1:{port}", "timeout_s": 60.0, "patience_s": 0.0}
-        yield HeldWorld(
-            client.index,
-            oracle,
-            {
-                "port": 0,
-                "redis_url": redis_url,
-                "namespace": namespace,
-                "index_target": f"127.0.0.1:{server.port}",
-                "poll_s": 0.05,
-                "lease_s": 1.0,
-                "oracles": {"fake": fake},
-            },
-        )
+        made.settings["index_target"] = f"127.0.0.1:{server.port}"
+        made.settings["oracles"]["fake"]["timeout_s"] = 60.0
+        yield HeldWorld(client.index, made.oracle, made.settings)
     await encoder.stop()
 
 

@@ -68,9 +68,7 @@ async def test_a_run_survives_connections_to_redis_that_are_reset_again_and_agai
             await asyncio.wait([waiting], timeout=0.1)
         assert resets > 1
         assert (await waiting).state == values.WorkState.SUCCEEDED
-        found = [(pair.query, pair.premise) async for pair in client.list_pairs(run.id)]
         assert await pair_set(client, run.id) == brute_force()
-        assert len(found) == len(set(found))
 
 
 @pytest.mark.crash

@@ -153,9 +153,7 @@ async def test_a_failover_under_load_loses_nothing_acknowledged_and_calls_go_on(
             await asyncio.gather(*callers, return_exceptions=True)
             assert await load.lost() == []
             assert (await asyncio.wait_for(sampler.wait(run.id), 60)).state == values.WorkState.SUCCEEDED
-            found = [(p.query, p.premise) async for p in sampler.list_pairs(run.id)]
             assert await pair_set(sampler, run.id) == brute_force()
-            assert len(found) == len(set(found))
             assert load.refused, "the fail-overs were not felt"
             assert not [one for one in load.refused if not one.startswith(("UNAVAILABLE", "DEADLINE", "ABORTED"))]
             await load.sampler.channel.close()
