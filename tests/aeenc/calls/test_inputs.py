@@ -70,6 +70,7 @@ LISTS: list[tuple[str, Call]] = [
     ("premise_ids", explained),
     ("run_ids", lambda channel, given: trained(channel, run_ids=given)),
     ("data_sets", lambda channel, given: trained(channel, data_sets=given)),
+    ("premises", lambda channel, given: EncoderClient(channel).score("why", given)),
     ("premises", lambda channel, given: trained(channel, validation=[("iron", given)])),
 ]
 
@@ -99,6 +100,9 @@ ODD: list[tuple[str, Call]] = [
     (r"texts\[1\]: is None; give text", lambda channel: encoded(channel, ["a", None])),
     ("texts: is 5; give a list", lambda channel: encoded(channel, 5)),
     (r"request_id: is 'a\\nb'; give", lambda channel: encoded(channel, ["a"], request_id="a\nb")),
+    ("precision: is 'fp64'", lambda channel: encoded(channel, ["a"], precision="fp64")),
+    ("lane: is 'fast'", lambda channel: encoded(channel, ["a"], lane="fast")),
+    ("role: is 'fact'", lambda channel: encoded(channel, ["a"], role="fact")),
     ("k: is -1; give a whole number from 0 to 4,294,967,295", lambda channel: retrieved(channel, k=-1)),
     ("k: is 1099511627776; give a whole number", lambda channel: retrieved(channel, k=2**40)),
     ("mode: is 'sparse'; give one of dense", lambda channel: retrieved(channel, mode="sparse")),
