@@ -46,11 +46,9 @@ class HeldWorld:
         return await trainer.start_job(corpus=self.corpus, data_sets=["given"], split="train")
 
     async def until_held_by(self, *holders: str) -> None:
-        async def is_held() -> bool:
-            [generation] = [one async for one in self.index.list_generations(self.corpus)]
-            return list(generation.held_by) == list(holders)
-
-        await eventually(is_held)
+        await eventually(
+            lambda: anext(self.index.list_generations(self.corpus)), is_so=lambda one: one.held_by == holders
+        )
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ def test_a_job_says_how_many_epochs_it_chose(space: Space, make_job: MakeJob):
 
 
 def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Space, make_job: MakeJob):
-    version = run(make_job(epochs=4))
+    result = result_of(make_job(epochs=4))
+    assert set(result) == {"version"}, "premises are not trained"
+    version = result["version"]
     artifact = space.store.open("checkpoints", version)
     model = load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=space.space_id)
     assert model.version == version
