@@ -14,7 +14,7 @@ from services.corpus.generation import PremiseRecord
 from services.index.building import journal
 from services.index.values import BuildSpec
 from services.store.objects import Bucket, CachedStore
-from support.subject import header, reports
+from support.subject import chunk, header, reports
 from support.waiting import until
 from support.worlds.index_world import PREMISES, VERSION, broken_build, files_of, premise, raises, works
 
@@ -185,7 +185,7 @@ async def test_other_premises_under_the_same_request_id_are_refused_and_nothing_
         assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
 
 
-async def test_skipping_what_is_not_kept_is_refused(serve):
+async def test_skipping_what_is_kept_is_taken_and_what_is_not_is_refused(serve):
     async with serve(**SYNC) as index:
 
         def resumed(resume_from, request_id="r"):
@@ -196,7 +196,9 @@ async def test_skipping_what_is_not_kept_is_refused(serve):
         assert files_of(index.store) == {}
         await broken_build(index, PREMISES[:40])
         await raises(errors.FailedPrecondition, resumed(41), "resume_from is 41", "40 premises")
-        assert (await build(index)).premises == 60
+        told = await reports(index.client, header("science", request_id="r", resume_from=40), chunk(*PREMISES[40:]))
+        assert told[0].durable == 40, "the first report says what is there"
+        assert (told[-1].received, told[-1].durable, told[-1].generation.premises) == (60, 60, 60)
 
 
 @pytest.mark.parametrize("name", ["premises.jsonl", "generation/vectors.npy"])

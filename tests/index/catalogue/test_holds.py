@@ -17,10 +17,10 @@ async def test_a_hold_counts_at_every_process_and_after_a_restart_and_ends_with_
     async with serve() as index:
         await raises(errors.FailedPrecondition, index.client.delete("science", second), "held by run-b;")
         await index.client.delete("science", second, despite=["run-b"])
-        await index.client.release("science", second, "run-b")
         again = await index.client.build("science", facts(), activate=False)
         held_by = {one.id: list(one.held_by) async for one in index.client.list_generations("science")}
-        assert held_by == {first: [], again.id: []}
+        assert held_by == {first: [], again.id: []}, "a deletion ends the holds"
+        await index.client.release("science", second, "run-b")
 
 
 async def test_a_hold_of_nothing_or_by_nobody_is_refused(index):

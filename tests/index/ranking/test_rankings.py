@@ -79,7 +79,8 @@ async def test_an_activation_meanwhile_does_not_mix_generations(built, monkeypat
         return answers[-1]
 
     monkeypatch.setattr(built.client.channel, "unary", answer_then_activate)
-    found = await built.client.rankings("science", ["ice", "sun", "iron"], k=8, retrieval=Retrieval(rerank=rerank))
+    retrieval = Retrieval(rerank=rerank, rerank_weight=rerank / 40)
+    found = await built.client.rankings("science", ["ice", "sun", "iron"], k=8, retrieval=retrieval)
     assert {answer.generation for answer in answers} == {found.generation}
     assert [len(hits) for hits in found.results] == [8, 8, 8], "the generation activated meanwhile holds five premises"
     assert (await built.client.retrieve("science", ["ice"])).generation != found.generation
