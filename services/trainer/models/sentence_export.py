@@ -47,7 +47,7 @@ def premise_encoder_of(store: ArtifactStore, query: Artifact) -> Artifact:
     for version in [query.id, *store.list(FOLDER)]:
         with suppress(NotFound, *UNREADABLE):  # of others, one may be on its way out, or damaged
             if store.described(FOLDER, version).meta.get("space_id") == space_id:
-                found = store.open(FOLDER, version, verify="size")
+                found = store.open(FOLDER, version)
                 if _spans(found):
                     return found
     raise FailedPrecondition(

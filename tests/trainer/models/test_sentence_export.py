@@ -106,6 +106,11 @@ def test_the_command_writes_both_sides_and_refuses_what_it_cannot(tmp_path: Path
     assert [len(router["structure"][side]) for side in ("query", "document")] == [3, 3]
     _run(*command, "--to", tmp_path / "both", code=4, says="is not an empty folder")
     _run("export", "encoder", query.id, "--artifacts-url", "file:///b", "--to", "other", code=2, says="--artifacts")
+    for name in ("tokenizer.json", "model.safetensors"):
+        whole = (file := premise.path / name).read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        _run(*command, "--to", tmp_path / "alone", code=4, says="--side query")
+        file.write_bytes(whole)
     store.delete("checkpoints", premise.id)
     _run(*command, "--to", tmp_path / "alone", code=4, says="--side query")
     _run(*command, "--to", tmp_path / "alone", "--side", "query")
