@@ -15,7 +15,6 @@ from aeenc.v1 import sampler_pb2, sampler_pb2_grpc
 from support.worlds.sampler_world import connected
 
 ROOTS = [("t", "ice floats")]
-MESSAGE_BYTES = 4 * 1024 * 1024  # the most that a service accepts, unless its settings say otherwise
 
 
 class Starts(sampler_pb2_grpc.SamplerServiceServicer):
@@ -112,16 +111,6 @@ async def test_a_hypothesis_that_is_no_id_and_text_is_named_and_nothing_starts(
         await served[1].start_run([*ROOTS, root], corpus="science", oracle="gold")
     assert shown in raised.value.message
     assert served[0].messages == []
-
-
-async def test_long_hypotheses_travel_in_messages_that_a_service_accepts(served: tuple[Starts, SamplerClient]) -> None:
-    roots = [(f"t{n}", "ice" * 3_400) for n in range(600)]
-    await served[1].start_run(roots, corpus="science", oracle="gold")
-    first, *others = served[0].messages
-    assert first.config.corpus == "science"
-    assert not any(message.HasField("config") for message in others)
-    assert max(message.ByteSize() for message in served[0].messages) < MESSAGE_BYTES
-    assert [root.id for message in served[0].messages for root in message.hypotheses] == [name for name, _ in roots]
 
 
 class Exports(sampler_pb2_grpc.SamplerServiceServicer):

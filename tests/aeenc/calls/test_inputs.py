@@ -1,4 +1,4 @@
-"""Inputs of callers: one string where a list belongs is refused, and long inputs are cut into messages by size."""
+"""Inputs of callers: what no message can hold, such as one string where a list belongs, is refused by its name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from aeenc import (
     errors,
     values,
 )
-from aeenc.trees import Step, Tree
-from aeenc.v1 import index_pb2, index_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from aeenc.v1 import index_pb2, index_pb2_grpc
 from support.worlds.sampler_world import connected
 
 Call = Callable[..., Awaitable[object]]
 VECTORS = np.ones((1, 2), np.float32)
-MESSAGE_BYTES = 4 * 1024 * 1024  # the most that a service accepts, unless its settings say otherwise
 
 
 def searched(channel: Channel, **options: Any) -> Awaitable[object]:
@@ -167,32 +165,6 @@ async def test_one_string_in_place_of_a_list_is_refused_and_named(field: str, ca
     async with connected(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as channel:
         with pytest.raises(errors.InvalidArgument, match=rf"{field}: is one string \('p17'\); give a list of strings"):
             await call(channel, "p17")
-
-
-class Evaluations(trainer_pb2_grpc.TrainerServiceServicer):
-    """Keeps the messages of an evaluation."""
-
-    def __init__(self) -> None:
-        self.messages: list[trainer_pb2.EvaluateRequest] = []
-
-    async def Evaluate(self, requests: AsyncIterator[Any], context: Any) -> trainer_pb2.EvaluateResponse:
-        self.messages = [message async for message in requests]
-        return trainer_pb2.EvaluateResponse()
-
-
-async def test_long_gold_queries_and_trees_travel_in_messages_that_a_service_accepts() -> None:
-    trainer = Evaluations()
-    queries = [(f"query {n} {'ice' * 3_400}", ["ice floats"]) for n in range(600)]
-    tree = Tree("t", "ice floats", {"sent1": "ice is light"}, (Step(("sent1",), "hypothesis", "ice floats"),))
-    async with connected(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, trainer) as channel:
-        await TrainerClient(channel).evaluate("science", queries, training=queries[:3], trees=[tree], version="q1")
-    first, *others = trainer.messages
-    assert (first.config.corpus, first.config.model.version) == ("science", "q1")
-    assert not any(message.HasField("config") for message in others)
-    assert max(message.ByteSize() for message in trainer.messages) < MESSAGE_BYTES
-    assert [query.text for message in trainer.messages for query in message.queries] == [text for text, _ in queries]
-    assert [len(message.training) for message in trainer.messages][-1] == 3
-    assert [tree.hypothesis for message in trainer.messages for tree in message.trees] == ["ice floats"]
 
 
 def test_answers_with_vectors_can_be_compared_and_kept_in_sets() -> None:
