@@ -14,6 +14,7 @@ from redis.asyncio.client import Pipeline
 import aeenc
 from aeenc import errors
 from aeenc.v1 import sampler_pb2
+from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
 from support.worlds.sampler_world import SamplerWorld, finish, pair_set, small_world
 
@@ -71,15 +72,27 @@ def dies_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], No
 
 
 @pytest.fixture
-async def sent_by_redis(redis_url: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+async def redis(redis_url: str) -> AsyncIterator[Any]:
+    """A connection beside that of the world's samplers."""
+    connected = connect(redis_url)
+    yield connected
+    await connected.aclose()
+
+
+@pytest.fixture
+def keys(namespace: str) -> RunKeys:
+    """The keys of the world's runs."""
+    return RunKeys(namespace)
+
+
+@pytest.fixture
+def sent_by_redis(redis: Any) -> Callable[[], Awaitable[int]]:
     """How many bytes Redis has sent so far: what a service has had in its memory to answer a call."""
-    redis = connect(redis_url)
 
     async def sent() -> int:
         return int((await redis.info("stats"))["total_net_output_bytes"])
 
-    yield sent
-    await redis.aclose()
+    return sent
 
 
 @pytest.fixture

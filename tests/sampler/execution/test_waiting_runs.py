@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
 from services.store.life_cycles import LifeCycles
-from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import (
     HYPOTHESES,
@@ -97,13 +95,11 @@ async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorl
 
 
 async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_others_is_told(
-    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, redis: Any, keys: RunKeys
 ):
     monkeypatch.setattr(task_store, "EVENTS_KEPT", 50)
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
-        redis = connect(world.settings["redis_url"])
-        keys = RunKeys(world.settings["namespace"])
         await redis.hset(keys.record("other"), "state", "RUNNING")
         store = TaskStore(redis, keys)
         record, _ = await store.read(run_id, lease.task.task_id)
@@ -120,7 +116,6 @@ async def test_of_the_events_of_all_queues_the_last_are_kept_and_who_wants_other
         assert gone.value.reason == "EVENTS_GONE"
         assert (await anext(people.watch(run_id, from_seq=2))).seq == 2
         assert len(await store.events("other", 0)) == 400
-        await redis.aclose()
 
 
 async def test_a_task_is_read_when_it_is_queued_and_when_it_has_ended_not_for_what_happens_between(
@@ -175,12 +170,10 @@ async def test_no_more_tasks_of_a_run_than_its_queue_allows_are_open_at_once(wor
 
 @pytest.mark.parametrize("when", ["waits for a place", "is worked on"])
 async def test_a_run_that_a_newer_release_rewrites_is_let_go_once(
-    world: SamplerWorld, caplog: pytest.LogCaptureFixture, when: str
+    world: SamplerWorld, caplog: pytest.LogCaptureFixture, when: str, redis: Any, keys: RunKeys
 ):
-    keys = RunKeys(world.settings["namespace"])
     changes = {"max_people_runs": 1 if when == "waits for a place" else 2, "lease_s": 0.3}
-    redis_of = aclosing(connect(world.settings["redis_url"]))
-    async with at_work(world, 1, changes=changes, undo_s=NEVER) as (_, sampler, first), redis_of as redis:
+    async with at_work(world, 1, changes=changes, undo_s=NEVER) as (_, sampler, first):
         run = await sampler.start_run(HYPOTHESES[1:2], oracle="team", **CONFIG)
         expected = {first} if when == "waits for a place" else {first, run.id}
 

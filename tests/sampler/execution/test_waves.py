@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,6 @@ from services.sampler.execution.run_worker import READ_TREES
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
-from services.store.redis import connect
 from support.worlds.sampler_world import (
     HYPOTHESES,
     SamplerWorld,
@@ -158,9 +158,7 @@ async def test_an_oracle_is_never_asked_beyond_its_budget_and_goes_on_when_it_is
             assert pairs == brute_force(HYPOTHESES[part]) >= kept[run.id]
 
 
-async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(redis_url: str, namespace: str):
-    redis = connect(redis_url)
-    keys = RunKeys(namespace)
+async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(redis: Any, keys: RunKeys):
     for run_id in ("run", "other run"):
         await redis.hset(keys.record(run_id), "state", "RUNNING")
     runs = RunStore(redis, keys)
@@ -168,12 +166,10 @@ async def test_a_node_that_is_asked_again_takes_nothing_more_from_the_budget(red
     assert await runs.reserve("o", 10, "run", [("0-0:0", 6), ("2-0:0", 4)]) == [True, True]
     assert await runs.reserve("o", 10, "other run", [("0-0:0", 1)]) == [False]
     assert await runs.reserve("another", 10, "run", [("0-0:1", 10)]) == [True]
-    await redis.aclose()
 
 
-async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url: str, namespace: str):
-    redis = connect(redis_url)
-    store = RunStore(redis, RunKeys(namespace))
+async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis: Any, keys: RunKeys):
+    store = RunStore(redis, keys)
     mine, other = (store.cycles.lease("run", owner, lease_s) for owner, lease_s in (("me", 1.0), ("you", 30.0)))
     assert not mine.sure
     assert await mine.renew()
@@ -186,15 +182,15 @@ async def test_a_lease_is_sure_only_as_long_as_nobody_else_can_have_it(redis_url
     assert not await mine.renew()
     await other.release()
     assert not other.sure
-    await redis.aclose()
 
 
-async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(world: SamplerWorld, monkeypatch):
+async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_again(
+    world: SamplerWorld, monkeypatch, redis: Any, keys: RunKeys
+):
     """Nobody renews here, so the lease is over when the index answers; another sampler has taken it by then."""
     monkeypatch.setattr("services.store.redis.RENEWALS", 0.001)
     async with world.sampler(lease_s=1.0, poll_s=60.0) as client:
-        redis = connect(world.settings["redis_url"])
-        store = RunStore(redis, RunKeys(world.settings["namespace"]))
+        store = RunStore(redis, keys)
         world.index.delay_s = 0.0
         run = await client.start_run(HYPOTHESES, **CONFIG)
         await asyncio.wait_for(client.wait(run.id), 20)  # alone, it goes on when it is in doubt
@@ -210,7 +206,6 @@ async def test_a_worker_whose_lease_is_in_doubt_asks_nothing_before_it_is_sure_a
         assert world.oracle.calls == 0, "the lease was taken before the index had answered"
         await asyncio.sleep(2.5)  # the index has answered
         assert world.oracle.calls == 0
-        await redis.aclose()
 
 
 async def test_samplers_share_the_runs_that_wait(world: SamplerWorld):

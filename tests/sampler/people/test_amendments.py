@@ -23,7 +23,6 @@ from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.runs import Run
-from services.store.redis import connect
 from support.waiting import eventually
 from support.worlds.people_world import sent
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
@@ -173,18 +172,18 @@ async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(w
         assert ended.progress.positives == logged.count("POSITIVE")
 
 
-async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(world: SamplerWorld):
+async def test_an_answer_whose_run_ended_before_it_was_recorded_is_amended_once_the_run_is_resumed(
+    world: SamplerWorld, redis: Any, keys: RunKeys
+):
     async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
         lease = await take(people, "ann")
         ids = [c.premise.id for c in lease.task.candidates]
         answer = await people.submit(lease, [ids[0]])
         await sampler.cancel(run_id)
-        redis = connect(world.settings["redis_url"])
-        store = TaskStore(redis, RunKeys(world.settings["namespace"]))
+        store = TaskStore(redis, keys)
         record, at = await store.read(run_id, lease.task.task_id)
         assert record is not None
         assert await store.write(steps.settle(record, at, 0.0, "0-0"), at)  # and then it died
-        await redis.aclose()
         with pytest.raises(errors.FailedPrecondition, match=f"aeenc resume {run_id}"):
             await people.amend(answer.answer_id, {ids[0]: REFUSES}, "ann")
         await sampler.resume(run_id)

@@ -19,7 +19,6 @@ from services.sampler.people import gateway, overview, steps, tasks
 from services.sampler.people.queue import TaskQueue
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
-from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
@@ -91,12 +90,12 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
 
 
-async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
+async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld, redis: Any):
     async with at_work(world, 3, first_lease_s=600.0, min_lease_s=1.0, undo_s=NEVER) as (people, _, _run):
 
         async def lasts(lease: people_pb2.Lease) -> float:
-            now = await world_time(world)
-            return lease.expires_at.timestamp() - now
+            seconds, _ = await redis.time()
+            return lease.expires_at.timestamp() - seconds
 
         first = await take(people, "ann")
         assert await lasts(first) == pytest.approx(600, abs=15)
@@ -105,13 +104,6 @@ async def test_a_lease_lasts_three_mean_answer_times(world: SamplerWorld):
         assert await lasts(second) == pytest.approx(60, abs=15)
         await people.submit(second, [], elapsed_s=1e15)
         assert await lasts(await take(people, "ann")) == pytest.approx(3600, abs=15)
-
-
-async def world_time(world: SamplerWorld) -> float:
-    redis = connect(world.settings["redis_url"])
-    seconds, microseconds = await redis.time()
-    await redis.aclose()
-    return float(seconds + microseconds / 1e6)
 
 
 async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
@@ -156,49 +148,48 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         }
 
 
-async def settle_elsewhere(world: SamplerWorld, run_id: str, task_id: str) -> None:
+async def settle_elsewhere(store: TaskStore, run_id: str, task_id: str) -> None:
     """Settles a decided task as another sampler does."""
-    redis = connect(world.settings["redis_url"])
-    store = TaskStore(redis, RunKeys(world.settings["namespace"]))
     record, at = await store.read(run_id, task_id)
     assert record is not None
     assert await store.write(steps.settle(record, at, 0.0, "0-0"), at)
-    await redis.aclose()
 
 
-async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(world: SamplerWorld):
+async def test_what_was_settled_for_a_sampler_that_died_is_found_by_the_next(
+    world: SamplerWorld, redis: Any, keys: RunKeys
+):
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
-    await settle_elsewhere(world, run_id, lease.task.task_id)
+    await settle_elsewhere(TaskStore(redis, keys), run_id, lease.task.task_id)
     async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
         run = await asyncio.wait_for(sampler.wait(run_id), 40)
         assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
-async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_it(world: SamplerWorld, monkeypatch):
+async def test_what_another_sampler_has_settled_is_found_by_one_that_waits_for_it(
+    world: SamplerWorld, redis: Any, keys: RunKeys, monkeypatch
+):
     monkeypatch.setattr(gateway, "RECHECK_S", 0.2)
     async with at_work(world, 1, undo_s=NEVER) as (people, sampler, run_id):
         lease = await take(people, "ann")
         await people.submit(lease, [])
-        await settle_elsewhere(world, run_id, lease.task.task_id)
+        await settle_elsewhere(TaskStore(redis, keys), run_id, lease.task.task_id)
         run = await asyncio.wait_for(sampler.wait(run_id), 20)
         assert (run.state, run.progress.negatives) == (types_pb2.WORK_STATE_SUCCEEDED, 4)
 
 
-async def test_what_redis_names_as_due_is_over_by_its_record(world: SamplerWorld):
+async def test_what_redis_names_as_due_is_over_by_its_record(world: SamplerWorld, redis: Any, keys: RunKeys):
     """Else it is looked at once, a part of a millisecond too early, and then not before RECHECK_S."""
     async with at_work(world, 2, undo_s=NEVER) as (people, _, run_id):
         held, given = [await take(people, "ann") for _ in range(2)]
         await people.submit(given, [])
-        redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
         (holds, decided), _ = await TaskStore(redis, keys).read_many(
             run_id, [one.task.task_id for one in (held, given)]
         )
         for key, at in ((keys.leases, holds.leases[0].expires_at), (keys.decided, decided.decided_at)):
             [(_, due_ms)] = await redis.zrange(key(run_id), 0, -1, withscores=True)
             assert 0 <= due_ms - 1000 * at <= 1
-        await redis.aclose()
 
 
 async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):

@@ -18,7 +18,6 @@ from services.sampler.people import overview
 from services.sampler.people.overview import Overview
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
-from services.store.redis import connect
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, finish, pairs, take
 
@@ -250,10 +249,10 @@ async def numbers(people: aeenc.PeopleClient) -> tuple[int, int]:
     return queue.total.tasks, queue.total.waiting
 
 
-async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_others(world: SamplerWorld):
-    keys = RunKeys(world.settings["namespace"])
-    redis_of = aclosing(connect(world.settings["redis_url"]))
-    async with at_work(world, 2, undo_s=NEVER) as (people, sampler, run_id), redis_of as redis:
+async def test_a_run_of_a_newer_release_keeps_nobody_from_the_numbers_of_the_others(
+    world: SamplerWorld, redis: Any, keys: RunKeys
+):
+    async with at_work(world, 2, undo_s=NEVER) as (people, sampler, run_id):
         other = await sampler.start_run([("t", "hypothesis 5")], corpus="science", oracle="team", k=2)
 
         async def all_there() -> bool:

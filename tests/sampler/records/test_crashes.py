@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,6 @@ from aeenc.v1 import sampler_pb2, types_pb2
 from services.sampler.execution.sampling import Sampling
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.pair_log import PairLog
-from services.store.redis import connect
 from support.service_process import RedisProcess, ServiceProcess
 from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, brute_force, pair_set
 
@@ -37,7 +37,7 @@ async def sampler_process(world: SamplerWorld, home: Path) -> AsyncIterator[tupl
 
 
 async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_again(
-    world: SamplerWorld, until_progress, tmp_path
+    world: SamplerWorld, until_progress, tmp_path, redis: Any, keys: RunKeys
 ):
     world.oracle.delay_s = 0.05
     async with sampler_process(world, tmp_path) as (process, client):
@@ -45,9 +45,7 @@ async def test_a_killed_sampler_loses_no_pair_and_its_successor_asks_nothing_aga
         seen = await until_progress(client, run.id, nodes_judged=8)
         acknowledged = seen.positives + seen.negatives
         process.kill()
-    redis = connect(world.settings["redis_url"])
-    kept, _ = await PairLog(redis, RunKeys(world.settings["namespace"])).page(run.id, 0, 10_000, None)
-    await redis.aclose()
+    kept, _ = await PairLog(redis, keys).page(run.id, 0, 10_000, None)
     assert len(kept) >= acknowledged > 0
     expected = brute_force()
     assert len(kept) < len(expected), "the sampler was killed too late to show anything"

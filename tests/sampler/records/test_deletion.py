@@ -17,7 +17,6 @@ from services.sampler.people.tasks import TaskRecord
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import RunStore
 from services.store.life_cycles import LifeCycles
-from services.store.redis import connect
 from services.store.requests import Request, Requests
 from support.waiting import eventually, until
 from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, finish, serving, take
@@ -26,13 +25,6 @@ from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, fini
 NOT_OF_A_RUN = {"runs:number", "queue:team:pace", "task-events"}
 FOR_A_DAY = ("request-done:", "task-request:", "run-request:")
 ONE = types_pb2.Pair(query="q", premise="fact 1", premise_id="p1", sign=types_pb2.PAIR_SIGN_POSITIVE)
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> Any:
-    connected = connect(redis_url)
-    yield connected
-    await connected.aclose()
 
 
 async def left(redis: Any, world: SamplerWorld) -> set[str]:
@@ -73,7 +65,7 @@ async def test_nothing_is_left_of_a_deleted_run_and_its_idempotency_key_starts_a
 
 
 async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_people_did(
-    world: SamplerWorld, redis: Any
+    world: SamplerWorld, redis: Any, keys: RunKeys
 ) -> None:
     async with world.sampler(queues={"team": {**QUEUE, "overlap": 2}}) as client:
         people = aeenc.PeopleClient(client.channel)
@@ -82,7 +74,7 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
         lease = await take(people, "ben", run.id)
         answer = await people.submit(lease, [lease.task.candidates[0].premise.id])
         await people.amend(answer.answer_id, [lease.task.candidates[1].premise.id], "cem")
-        await TaskStore(redis, RunKeys(world.settings["namespace"])).qualify(run.id, "team", "dan", passed=False)
+        await TaskStore(redis, keys).qualify(run.id, "team", "dan", passed=False)
         with pytest.raises(errors.FailedPrecondition, match=f"run {run.id} is RUNNING; cancel it first"):
             await client.delete(run.id)
         await client.cancel(run.id)
@@ -94,10 +86,9 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
 
 
 async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothing_behind(
-    world: SamplerWorld, redis: Any
+    world: SamplerWorld, redis: Any, keys: RunKeys
 ) -> None:
-    keys, tasks = RunKeys(world.settings["namespace"]), RunKeys(world.settings["namespace"])
-    runs, queue = RunStore(redis, keys), TaskStore(redis, tasks)
+    runs, queue = RunStore(redis, keys), TaskStore(redis, keys)
 
     async def writes(run_id: str) -> tuple[bool, list[bool], list[str]]:
         task = aeenc.Task("task", run_id, "q", (), (), ())
@@ -190,12 +181,11 @@ async def test_a_deletion_that_a_kill_interrupts_is_seen_whole_and_carried_on_at
 
 
 async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_run_says_it_before(
-    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch
+    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch, keys: RunKeys
 ) -> None:
     async with world.sampler() as client:
         runs = [await finish(client, hypotheses=[("t", f"hypothesis {n}")]) for n in range(4)]
         assert await client.collect_garbage(dry_run=True) == []
-    keys = RunKeys(world.settings["namespace"])
     for age_s, run in zip((5000, 40, 30, 20), runs, strict=True):
         seconds, _ = await redis.time()
         await redis.hset(keys.record(run.id), "ended_s", seconds - age_s)
@@ -286,9 +276,8 @@ async def test_a_run_whose_deletion_is_stuck_keeps_neither_others_nor_old_runs_f
 
 
 async def test_of_a_long_runs_events_the_last_are_kept_and_a_late_watcher_begins_there(
-    world: SamplerWorld, redis: Any
+    world: SamplerWorld, redis: Any, keys: RunKeys
 ) -> None:
-    keys = RunKeys(world.settings["namespace"])
     async with world.sampler(queues={"team": QUEUE}) as client:
         run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
         async for seq, seen in client.watch(run.id):  # noqa: B007

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import make_dataclass, replace
 from functools import partial
@@ -39,7 +38,7 @@ from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Hypothesis, Run
 from services.sampler.settings import OracleSettings
 from services.store.life_cycles import LIVE
-from services.store.redis import WorkLease, connect
+from services.store.redis import WorkLease
 from services.store.requests import Request
 from support.waiting import eventually
 from support.worlds.people_world import verdict
@@ -73,8 +72,7 @@ COMMIT = NodeCommit(ROUND, OUTCOME, ANSWER, TREE.judged(0, OUTCOME.result))
 class Stores:
     """The stores over one connection, and a run that waits with a lease for `me`."""
 
-    def __init__(self, redis: Any, namespace: str, run_id: str) -> None:
-        keys = RunKeys(namespace)
+    def __init__(self, redis: Any, keys: RunKeys, run_id: str) -> None:
         self.redis, self.keys, self.run_id = redis, keys, run_id
         self.run: Run
         self.runs, self.nodes, self.pairs = RunStore(redis, keys), NodeStore(redis, keys), PairLog(redis, keys)
@@ -88,18 +86,16 @@ class Stores:
 
 
 @pytest.fixture
-async def stores(world: SamplerWorld) -> AsyncIterator[Stores]:
+async def stores(world: SamplerWorld, redis: Any, keys: RunKeys) -> Stores:
     async with world.sampler(max_active_runs=1, poll_s=60.0) as client:
         await client.channel.unary(client._stub.ListRuns, sampler_pb2.ListRunsRequest())
         world.oracle.delay_s = 60
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
         await world.oracle.called(1)
-    redis = connect(world.settings["redis_url"])
-    stores = Stores(redis, world.settings["namespace"], run.id)
+    stores = Stores(redis, keys, run.id)
     stores.run = await stores.runs.get(run.id)
     await stores.take_over("me")
-    yield stores
-    await redis.aclose()
+    return stores
 
 
 async def test_a_watch_shows_the_version_that_a_run_follows_since_it_began(stores: Stores):
@@ -361,9 +357,10 @@ async def widen(redis: Any, keys: RunKeys, run_id: str) -> None:
         await redis.xadd(keys.pairs(run_id), {"pair": more(values["pair"])}, id=entry_id)
 
 
-async def test_what_a_later_minor_release_adds_to_a_run_is_passed_over(world: SamplerWorld, until_progress):
+async def test_what_a_later_minor_release_adds_to_a_run_is_passed_over(
+    world: SamplerWorld, until_progress, redis: Any, keys: RunKeys
+):
     world.oracle.delay_s = 0.05
-    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     async with world.sampler(wave_nodes=2) as client:
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="fake", k=6)
         await until_progress(client, run.id, nodes_judged=12)
@@ -374,16 +371,14 @@ async def test_what_a_later_minor_release_adds_to_a_run_is_passed_over(world: Sa
         await widen(redis, keys, run.id)
         assert [tree async for tree in client.export_trees(run.id)]
     assert await redis.hget(keys.record(run.id), "new") == "1"
-    await redis.aclose()
 
 
 @pytest.mark.parametrize(
     ("version", "refused"), [("2", "has format_version 2, this release reads up to 1"), ("", "has no format_version")]
 )
 async def test_a_run_of_a_newer_release_or_a_damaged_one_is_refused_by_name_and_disturbs_no_other(
-    world: SamplerWorld, version: str, refused: str
+    world: SamplerWorld, version: str, refused: str, redis: Any, keys: RunKeys
 ):
-    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     async with world.sampler(queues={"team": QUEUE}) as client:
         newer = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
     await redis.hset(keys.record(newer.id), "format_version", version)
@@ -405,10 +400,11 @@ async def test_a_run_of_a_newer_release_or_a_damaged_one_is_refused_by_name_and_
         for stored, held in (("1", 1), (version, 0), ("1", 1)):  # restored, damaged while it is worked on, restored
             await redis.hset(keys.record(newer.id), "format_version", stored)
             await eventually(partial(is_held, held))
-    await redis.aclose()
 
 
-async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_other_run(world: SamplerWorld):
+async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_other_run(
+    world: SamplerWorld, redis: Any, keys: RunKeys
+):
     async def judge_another(client: aeenc.SamplerClient, hypothesis: str) -> None:
         """A further run, of one task that `ben` gets without naming the run."""
         options = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 0}
@@ -418,10 +414,9 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
         await people.submit(lease, [])
         assert (await client.wait(run.id)).state == types_pb2.WORK_STATE_SUCCEEDED
 
-    redis, tasks = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
     async with at_work(world, hypotheses=1) as (people, client, newer):
         task_id = (await anext(people.list_tasks(newer))).task.task_id
-        key = tasks.task(newer, task_id)
+        key = keys.task(newer, task_id)
         await redis.hset(key, "format_version", 2)
         before = await redis.hgetall(key)
         refused = f"task {task_id} of run {newer} has format_version 2, this release reads up to 1"
@@ -433,11 +428,11 @@ async def test_a_task_of_a_newer_release_is_refused_by_name_and_disturbs_no_othe
         await judge_another(client, "hypothesis 3")
         assert (await client.get_run(newer)).state == types_pb2.WORK_STATE_RUNNING
     assert await redis.hgetall(key) == before
-    await redis.aclose()
 
 
-async def test_a_damaged_task_fails_its_run_by_name_and_disturbs_no_other(world: SamplerWorld):
-    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
+async def test_a_damaged_task_fails_its_run_by_name_and_disturbs_no_other(
+    world: SamplerWorld, redis: Any, keys: RunKeys
+):
     async with at_work(world, hypotheses=1) as (people, client, damaged):
         task_id = (await anext(people.list_tasks(damaged))).task.task_id
         await redis.hset(keys.task(damaged, task_id), "record", "{")
@@ -450,34 +445,31 @@ async def test_a_damaged_task_fails_its_run_by_name_and_disturbs_no_other(world:
             await anext(people.list_tasks(damaged))
         await client.start_run([("t", "hypothesis 2")], corpus="science", oracle="team", k=4, max_depth=0)
         await take(people, "ben")
-    await redis.aclose()
 
 
-async def test_an_event_of_a_kind_that_a_later_minor_release_adds_ends_no_watch(world: SamplerWorld):
-    redis, stream = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"]).all_events
+async def test_an_event_of_a_kind_that_a_later_minor_release_adds_ends_no_watch(
+    world: SamplerWorld, redis: Any, keys: RunKeys
+):
+    stream = keys.all_events
     async with world.sampler(queues={"team": QUEUE}) as client:
         people = aeenc.PeopleClient(client.channel)
         run = await client.start_run(HYPOTHESES, corpus="science", oracle="team", k=6)
         assert (await anext(people.watch())).kind.name == "QUEUED"
         change = {"format_version": 1, "task": "t", "entry": '{"kind": 99, "mood": "tired"}'}
-        await redis.xadd(RunKeys(world.settings["namespace"]).verdicts(run.id), change, id="1-0")
+        await redis.xadd(keys.verdicts(run.id), change, id="1-0")
         assert (await anext(people.list_changes(run.id))).kind == 99
         [(_, fields)] = await redis.xrange(stream, count=1)
         await redis.delete(stream)
         await redis.xadd(stream, {**fields, "event": "YAWNED"}, id="1-0")
         assert (await anext(people.watch(from_seq=1))).kind.name == "UNSPECIFIED"
-    await redis.aclose()
 
 
-async def test_events_of_a_newer_release_are_refused_by_name(world: SamplerWorld):
-    redis, keys = connect(world.settings["redis_url"]), RunKeys(world.settings["namespace"])
-    tasks = RunKeys(world.settings["namespace"])
+async def test_events_of_a_newer_release_are_refused_by_name(world: SamplerWorld, redis: Any, keys: RunKeys):
     async with world.sampler(queues={"team": QUEUE}) as client:
         run = await finish(client)
-        for stream in (keys.events(run.id), tasks.all_events):
+        for stream in (keys.events(run.id), keys.all_events):
             await redis.delete(stream)
             await redis.xadd(stream, {"format_version": 99, "at": "later"}, id="1-0")
         for call in (anext(client.watch(run.id)), anext(aeenc.PeopleClient(client.channel).watch(from_seq=1))):
             with pytest.raises(errors.FailedPrecondition, match="format_version 99, this release reads up to 1"):
                 await call
-    await redis.aclose()
