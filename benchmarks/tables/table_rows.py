@@ -187,13 +187,18 @@ def scorer_of(research: Research, seed: int) -> str:
     return version_of(research, "reranker", {**RERANKER, "base_version": encoder}, seed)
 
 
+def whole_of(research: Research, seed: int) -> str:
+    """The encoder of `ours` after its last epoch, which no split has chosen."""
+    return str(research.train("whole", {**OURS, "seed": seed, "validation": []}).version)
+
+
 def out_of_fold(retrieval: Retrieval) -> Measure:
     """The encoder of `ours` after its last epoch, by a mode of Retrieve whose weights were tuned out of fold."""
 
     def measure(research: Research, split: str, seed: int) -> dict[str, Any]:
         if retrieval.rerank:
             research.publish(scorer_of(research, seed))
-        research.serve(str(research.train("whole", {**OURS, "seed": seed, "validation": []}).version))
+        research.serve(whole_of(research, seed))
         return research.evaluate(split, retrieval=retrieval)
 
     return measure
