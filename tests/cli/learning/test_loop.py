@@ -2,7 +2,10 @@
 
 import csv
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +24,16 @@ def before_of(split: str) -> dict[str, str]:
     return {query["text"]: query["before"] for query in queries if query["_id"] in asked}
 
 
-async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
-    services = CountingServices()
+@asynccontextmanager
+async def served(**state: Any) -> AsyncIterator[tuple[CountingServices, tuple[str, ...]]]:
+    """Services in a state, and the options that lead to them."""
+    services = CountingServices(**state)
     async with serving(all_three, services) as port:
-        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+        yield services, ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+
+
+async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
+    async with served() as (services, where):
         words = ("loop", "science", "--data", trees, "-k", 7, "--collect", "positives-only", "--patience", 2)
         words += ("--loss", "triplet-margin", "--epochs", 2, "--margin", 0, "--label", "canary")
         ended = await aeenc(*where, "--json", *words, "--rounds", 1)
@@ -53,28 +62,22 @@ async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
     ],
 )
 async def test_a_loop_that_could_not_publish_its_rounds_is_refused_before_it_samples(aeenc, trees, words, said):
-    services = CountingServices()
-    async with serving(all_three, services) as port:
-        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+    async with served() as (services, where):
         refused = await aeenc(*where, "--json", "loop", "science", "--data", trees, *words)
     assert (refused.code, said in refused.error["message"], services.runs) == (2, True, {})
 
 
 async def test_only_what_stands_before_a_lemma_is_shown_and_ranked_for_it(aeenc):
-    services = CountingServices()
-    async with serving(all_three, services) as port:
-        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}", "--json")
-        sampled = await aeenc(*where, "sample", "lemmas", "--data", LEMMAS, "--no-wait")
-        looped = await aeenc(*where, "loop", "lemmas", "--data", LEMMAS, "--rounds", 2)
+    async with served() as (services, where):
+        sampled = await aeenc(*where, "--json", "sample", "lemmas", "--data", LEMMAS, "--no-wait")
+        looped = await aeenc(*where, "--json", "loop", "lemmas", "--data", LEMMAS, "--rounds", 2)
     assert (sampled.code, looped.code) == (0, 0), sampled.stderr + looped.stderr
     assert services.explained == [before_of("train")] * 3, "the run, and that of either round"
     assert services.measured == [before_of("dev")] * 3, "before the first round, and after either"
 
 
 async def test_positives_alone_may_be_collected_after_the_first_round(aeenc, trees):
-    services = CountingServices()
-    async with serving(all_three, services) as port:
-        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+    async with served() as (services, where):
         words = ("loop", "science", "--data", trees, "--collect", "positives-later", "--rounds", 3)
         assert (await aeenc(*where, *words)).code == 0
     both, positives = sampler_pb2.COLLECT_BOTH, sampler_pb2.COLLECT_POSITIVES_ONLY
@@ -90,7 +93,6 @@ async def test_positives_alone_may_be_collected_after_the_first_round(aeenc, tre
     ],
 )
 async def test_a_round_that_ends_badly_is_exit_code_5(aeenc, trees, state, said):
-    async with serving(all_three, CountingServices(**state)) as port:
-        where = ("--sampler", f"127.0.0.1:{port}", "--trainer", f"127.0.0.1:{port}")
+    async with served(**state) as (_, where):
         ended = await aeenc(*where, "--json", "loop", "science", "--data", trees)
     assert (ended.code, said in ended.error["message"]) == (5, True), ended.stderr

@@ -13,11 +13,10 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, REFUSES, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
 from aeenc.transport import status
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from support.worlds.sampler_world import (
-    E_,
     HYPOTHESES,
     FakeOracle,
     SamplerWorld,
@@ -118,7 +117,7 @@ class Careful(aeenc.Oracle):
         if task.query == self.hangs_on:
             await asyncio.sleep(3600)
         return {
-            c.id: Verdict(E_, leaf=is_leaf(c.text)) if explains(task.query, c.text) else Verdict(REFUSES)
+            c.id: Verdict(EXPLAINS, leaf=is_leaf(c.text)) if explains(task.query, c.text) else Verdict(REFUSES)
             for c in task.candidates
         }
 

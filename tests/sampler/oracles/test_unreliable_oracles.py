@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from support.worlds.sampler_world import (
     HYPOTHESES,
@@ -21,8 +22,6 @@ from support.worlds.sampler_world import (
     serving,
 )
 
-EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
-REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
 FAILED, SUCCEEDED = types_pb2.WORK_STATE_FAILED, types_pb2.WORK_STATE_SUCCEEDED
 
 

@@ -17,6 +17,7 @@ import grpc
 
 import aeenc
 from aeenc import errors
+from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.transport import status
 from aeenc.v1 import (
     index_pb2,
@@ -39,12 +40,6 @@ QUEUE = {"undo_s": 0.0, "min_lease_s": 30.0, "first_lease_s": 30.0}
 NEVER = 3600.0
 FIRST = "version-1"
 HYPOTHESES = [(f"tree-{n}", f"hypothesis {n}") for n in range(8)] + [("tree-fact", "fact 7")]
-E_, R_, A_, U_ = (
-    oracle_pb2.JUDGEMENT_EXPLAINS,
-    oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN,
-    oracle_pb2.JUDGEMENT_ABSTAIN,
-    oracle_pb2.JUDGEMENT_UNSEEN,
-)
 
 
 def chance(*parts: object) -> float:
@@ -152,7 +147,9 @@ Behaviour = Callable[[oracle_pb2.OracleTask], list[oracle_pb2.Verdict] | None]
 def honest(task: oracle_pb2.OracleTask) -> list[oracle_pb2.Verdict]:
     """One clear verdict a candidate."""
     return [
-        oracle_pb2.Verdict(premise_id=c.id, judgement=E_ if explains(task.query, c.text) else R_, leaf=is_leaf(c.text))
+        oracle_pb2.Verdict(
+            premise_id=c.id, judgement=EXPLAINS if explains(task.query, c.text) else REFUSES, leaf=is_leaf(c.text)
+        )
         for c in (one.premise for one in task.candidates)
     ]
 
