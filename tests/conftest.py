@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 import structlog
@@ -32,6 +33,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _log_plain_tracebacks()
     gc.disable()  # all that collection makes lives to the end
+    hypothesis.settings.register_profile("suite", deadline=None)  # a busy machine takes longer over an example
+    hypothesis.settings.load_profile("suite")
     # Else each command that a test runs is all commands made anew, which takes most of its time.
     typer.testing._get_command = cache(typer.testing._get_command)
 
