@@ -74,6 +74,7 @@ ROOMS = {
             "benchmarks/sampler/node-rates.py": "node-rates",
             "benchmarks/sampler/queue-costs.py": "queue-costs",
             "benchmarks/sdk/sentences.py": "sentence-transformers out and in",
+            "benchmarks/tables/shipped.py": "a release of trained models",
             "benchmarks/trainer/gain.py": "gain",
         },
     ),
