@@ -115,11 +115,12 @@ def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises many unrelated classes
-        is_away = isinstance(error, LocalEntryNotFoundError) and not isinstance(error.__cause__, OfflineModeIsEnabled)
-        raise (Unavailable if is_away else FailedPrecondition)(
-            f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(error).__name__}); "
-            f"correct {setting}"
-        ) from error
+        is_local = isinstance(error, LocalEntryNotFoundError)  # neither kept here nor fetched; its cause says why
+        why = (error.__cause__ if is_local else None) or error
+        problem = f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(why).__name__})"
+        if is_local and not isinstance(why, OfflineModeIsEnabled):
+            raise Unavailable(f"{problem}; try later, or name a directory in {setting}") from error
+        raise FailedPrecondition(f"{problem}; correct {setting}") from error
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class OperatorModels:
         """Does what is missing; waits for Redis. Returns why it leaves one of a newer release alone; empty if none.
 
         `sha256` is what that of the weights must be, as find_base_model takes it; `precision` that of queries. Raises
-        FailedPrecondition or DataLoss for an unusable base model.
+        what find_base_model raises, and FailedPrecondition for one that cannot be exported.
         """
         await asyncio.to_thread(self._checkpoints.store.sweep, FOLDER)  # remains of killed jobs
         directory = await asyncio.to_thread(find_base_model, name, sha256)
@@ -98,7 +98,7 @@ class OperatorModels:
         return ""
 
     async def ensure_cross_encoder(self, name: str) -> str:
-        """Does the same for a cross-encoder; nothing without a name. Raises FailedPrecondition unless it is one."""
+        """Does the same for a cross-encoder; nothing without a name. Raises FailedPrecondition, Unavailable."""
         if not name:
             return ""
         directory = await asyncio.to_thread(find_cross_encoder, name)

@@ -61,13 +61,19 @@ def test_a_job_that_has_learned_goes_on_with_its_base_model_whatever_the_setting
     assert base_model_of("large", now, files) == base_model_of("large", Configured({}, {}), files) == str(paths[0])
 
 
-@pytest.mark.parametrize(("offline", "refusal"), [(False, errors.Unavailable), (True, errors.FailedPrecondition)])
+@pytest.mark.parametrize(
+    ("offline", "refusal", "told"),
+    [
+        (False, errors.Unavailable, r"\(ConnectError\); try later, or name a directory in"),
+        (True, errors.FailedPrecondition, r"\(OfflineModeIsEnabled\); correct"),
+    ],
+)
 def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_nobody_may_ask_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool, refusal: type[errors.AeencError]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool, refusal: type[errors.AeencError], told: str
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(refusal, match=r"bert-large' is not a directory and .*; correct AEENC_TRAINER_BASE_MODELS"):
+    with pytest.raises(refusal, match=rf"bert-large' is not a directory and .* {told} AEENC_TRAINER_BASE_MODELS"):
         base_model_of("large", Configured({}, {"large": "nobody/bert-large"}), JobFiles(tmp_path))
 
 

@@ -636,7 +636,7 @@ export const RegistryAdminService: GenService<{
    * - FAILED_PRECONDITION (ENCODERS_BEHIND): an encoder does not serve both encoders of the generation in time.
    * - ABORTED: the label or the active generation has moved in the meantime.
    * - UNAVAILABLE: the index does not respond.
-   * - DATA_LOSS: the generation is damaged.
+   * - DATA_LOSS: the generation is damaged, or what the version's job has measured.
    *
    * @generated from rpc aeenc.v1.RegistryAdminService.Publish
    */
