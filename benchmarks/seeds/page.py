@@ -33,7 +33,8 @@ def keep_table(
 ) -> None:
     """Prints a table, keeps it as that of the command and its data, and writes the page anew.
 
-    One of another command line stays: a run over fewer queries, or over a sample, must not take its place.
+    One of another command line stays: a run over fewer queries, or over a sample, must not take its place. A table of a
+    sample gives way to one of real data.
 
     `name` tells it from other tables of the same data. The command line is that of this process, data first.
     """
@@ -54,8 +55,10 @@ def keep_table(
     folder = RESULTS / "seeds"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'-'.join(title.split())}.json"
-    if path.exists() and (kept := json.loads(path.read_bytes())["command"]) != record["command"]:
-        print(f"not kept: {path} is of `{kept}`; remove it to keep this table instead")
+    kept = json.loads(path.read_bytes()) if path.exists() else record
+    gives_way = kept["sample"] and not record["sample"]
+    if kept["command"] != record["command"] and not gives_way:
+        print(f"not kept: {path} is of `{kept['command']}`; remove it to keep this table instead")
         return
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     records = [json.loads(one.read_bytes()) for one in sorted(folder.glob("*.json"))]

@@ -39,10 +39,16 @@ def test_a_run_replaces_its_own_table_alone_and_says_its_command(results: Path, 
     ("given", "command"),
     [([], "/wikiqa"), (["data/sample/answers", "--epochs", "1"], " ARGS='--epochs 1'")],
 )
-def test_a_sample_is_marked(results: Path, monkeypatch, given: list[str], command: str):
+def test_a_sample_is_marked_and_gives_way_to_real_data(
+    results: Path, monkeypatch, tmp_path: Path, given: list[str], command: str
+):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["analogy", *given])
     page.keep_table("analogy", page.SAMPLE / "answers" / "wikiqa", "", ["system"], [["words"]])
     told = (results / "seeds.md").read_text()
     assert "## analogy wikiqa (sample)\n" in told
     assert f"make analogy DATA=data/sample/answers{command}\n" in told
+    monkeypatch.setattr(sys, "argv", ["analogy", str(tmp_path / "wikiqa")])
+    page.keep_table("analogy", tmp_path / "wikiqa", "", ["system"], [["words"]])
+    assert "\n    make analogy DATA=DIR/wikiqa\n" in (results / "seeds.md").read_text()
+    assert "(sample)" not in (results / "seeds.md").read_text()
