@@ -110,7 +110,7 @@ def _checked(directory: Path, sha256: str, remedy: str) -> Path:
 
 def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
@@ -118,7 +118,10 @@ def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
         is_local = isinstance(error, LocalEntryNotFoundError)  # neither kept here nor fetched; its cause says why
         why = (error.__cause__ if is_local else None) or error
         problem = f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(why).__name__})"
-        if is_local and not isinstance(why, OfflineModeIsEnabled):
+        is_away = is_local and not isinstance(why, OfflineModeIsEnabled)
+        if isinstance(why, HfHubHTTPError):  # its answer is a refusal unless it is one of these
+            is_away = why.response.status_code == 429 or why.response.status_code >= 500
+        if is_away:
             raise Unavailable(f"{problem}; try later, or name a directory in {setting}") from error
         raise FailedPrecondition(f"{problem}; correct {setting}") from error
 

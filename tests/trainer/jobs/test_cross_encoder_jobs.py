@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +64,35 @@ def test_a_job_that_has_learned_goes_on_with_its_base_model_whatever_the_setting
 
 
 @pytest.mark.parametrize(
-    ("offline", "refusal", "told"),
+    ("status", "offline", "refusal", "told"),
     [
-        (False, errors.Unavailable, r"\(ConnectError\); try later, or name a directory in"),
-        (True, errors.FailedPrecondition, r"\(OfflineModeIsEnabled\); correct"),
+        (0, False, errors.Unavailable, r"\(ConnectError\); try later, or name a directory in"),
+        (0, True, errors.FailedPrecondition, r"\(OfflineModeIsEnabled\); correct"),
+        (403, False, errors.FailedPrecondition, r"\(HfHubHTTPError\); correct"),
+        (429, False, errors.Unavailable, r"\(HfHubHTTPError\); try later, or name a directory in"),
+        (500, False, errors.Unavailable, r"\(HfHubHTTPError\); try later, or name a directory in"),
     ],
 )
-def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_nobody_may_ask_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool, refusal: type[errors.AeencError], told: str
+def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_nobody_may_ask_or_that_refuses_is_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    offline: bool,
+    refusal: type[errors.AeencError],
+    told: str,
 ):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(refusal, match=rf"bert-large' is not a directory and .* {told} AEENC_TRAINER_BASE_MODELS"):
-        base_model_of("large", Configured({}, {"large": "nobody/bert-large"}), JobFiles(tmp_path))
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        port = server.server_port if status else 9
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+        with pytest.raises(refusal, match=rf"bert-large' is not a directory and .* {told} AEENC_TRAINER_BASE_MODELS"):
+            base_model_of("large", Configured({}, {"large": "nobody/bert-large"}), JobFiles(tmp_path))
+        server.shutdown()
 
 
 @pytest.mark.parametrize("setting", ["base_models", "losses"])
