@@ -156,6 +156,12 @@ async def test_expired_and_cancelled_work_is_dropped_and_the_others_are_answered
     batcher.close()
 
 
+def test_no_candidate_is_left_out_that_can_be_among_the_best_and_the_others_are_not_scored() -> None:
+    scores = np.array([[0.9, 0.8, 0.7, 0.5, 0.49], [0.9, 0.9, 0.9, 0.9, 0.2]], dtype=np.float32)
+    proposed = Proposal(np.arange(10).reshape(2, 5), scores, error=np.array([0.1, 0.0]))
+    assert proposed.possible(2).tolist() == [[True, True, True, False, False], [True, True, True, True, False]]
+
+
 def test_candidates_within_the_error_are_scored_and_ties_still_go_to_the_lower_ordinal() -> None:
     matrix, scored = crowded(), []
 
