@@ -45,6 +45,8 @@ async def test_a_label_opens_its_space_beside_the_default_one(serve, other, regi
         await opened(registry, query)
         theirs = await client.encode(["sun"], space_id=OTHER)
         assert (theirs.model_version, theirs.space_id) == (query.version, OTHER)
+        with pytest.raises(errors.VersionNotLoaded, match=query.version):
+            await client.encode(["sun"], version=query.version)  # in the default space
         facts = await client.encode(["sun"], space_id=OTHER, role="premise")
         assert (facts.model_version, facts.space_id) == (premise.version, OTHER)
         after = await client.encode(["sun"])
