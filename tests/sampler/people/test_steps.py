@@ -251,6 +251,15 @@ def test_a_decision_has_the_mean_grade_of_those_who_agree_with_it(
     assert grade == (record.decision["p1"].grade if decided else None)
 
 
+def test_a_hastened_decision_is_settled_before_its_time_and_cannot_be_undone():
+    record = answered(new(), "ann", [("p1", YES)])
+    assert steps.settle(record, 2.0, 3600.0, "0-0").record == record
+    final = steps.hasten(record, "ann").record
+    with pytest.raises(errors.FailedPrecondition):
+        steps.undo(final, "run.0-0.1", 2.0)
+    assert steps.settle(final, 2.0, 3600.0, "0-0").record.settled == record.decision
+
+
 def test_a_lowered_task_that_is_decided_is_no_longer_held():
     record = leased(answered(new(overlap=2), "ann", [("p1", YES)]), "bob", at=2.0)
     lowered = steps.lower(record, 1, 3.0).record

@@ -61,6 +61,13 @@ def test_parts_rank_their_own_premises_as_if_the_others_were_no_candidates():
         assert parts[kind].pairs == sum(len(query.gold) for query in kept)
 
 
+def test_a_part_without_a_pair_is_left_out():
+    queries, premises = [EvaluationQuery("q", ("t1",))], unit(RNG.normal(size=(80, 8)))
+    gold, report = GoldStandard.of(queries, ORDINALS), evaluate(queries, premises[:1], premises, ORDINALS)
+    seen = parts_seen(gold, report, [EvaluationQuery("r", ("t2",))])
+    assert [part.kind for part in seen] == ["QUERY_UNSEEN", "PREMISE_UNSEEN", "PAIR_UNSEEN"]
+
+
 def test_what_was_not_found_stays_so_in_a_part():
     ranks = condensed(np.array([4, UNRANKED, 9]), np.array([True, True, False]))
     assert ranks.tolist() == [4, UNRANKED]
