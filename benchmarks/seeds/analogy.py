@@ -45,7 +45,7 @@ from aeenc.evaluation import (
 from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT
 from benchmarks.seeds.page import keep_table
-from benchmarks.tables.drawing import keep
+from benchmarks.tables.drawing import keep, panels
 from services.trainer.models.word_vectors import WordVectors, write_base_model
 
 HOME = ROOT / ".aeenc" / "bench" / "analogy"
@@ -267,17 +267,13 @@ def report(selection: Selection, split: str, lines: Sequence[Line], home: Path) 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Draws MAP and MRR over the number of prototypes, a line for each system."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5))
-    axes = figure.subplots(ncols=2, sharey=True)
+    figure, axes = panels(2, (8, 3.5), sharey=True)
     for axis, name in zip(axes, ("map", "mrr"), strict=True):
         for line in lines:
             found = [getattr(one, name) for one in line.analogies.values()]
             axis.plot([*line.analogies], found, marker="o", markersize=3, label=line.system)
         axis.set_xlabel("prototypes of a class")
         axis.set_title(name.upper())
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=8)
     keep(figure, path)
 

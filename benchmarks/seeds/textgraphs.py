@@ -42,7 +42,7 @@ from aeenc.evaluation import (
 from benchmarks.harness.kept_fleet import ended_job, kept_fleet
 from benchmarks.harness.rows import ROOT
 from benchmarks.seeds.page import keep_table
-from benchmarks.tables.drawing import keep
+from benchmarks.tables.drawing import keep, panels
 from services.index.lexical.bm25 import LexicalIndex, best
 from services.index.values import STANDARD_WORDS, LexicalSettings
 from services.tuning.words import measured_on, tune
@@ -245,12 +245,9 @@ def write_predictions(orders: Orders, dataset: Source, split: str, path: Path) -
 
 
 def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
-    """The picture of recall by list length, one line for each grade (the paper's Figure 1)."""
-    from matplotlib.figure import Figure
-
+    """Draws recall by list length, one line for each grade (the paper's Figure 1), and says where."""
     grades = [list(told.values()) for told in gold.values()]
-    figure = Figure(figsize=(6, 4))
-    axis = figure.subplots()
+    figure, [axis] = panels(1, (6, 4))
     for grade, recalls in recall_by_grade(ranks_in(orders, gold), grades, PICTURE_LENGTHS).items():
         axis.plot(PICTURE_LENGTHS, recalls, marker="o", markersize=3, label=f"grade {grade:g}")
     axis.set_xscale("log")
@@ -258,9 +255,9 @@ def draw_recall(orders: Orders, gold: Gold, path: Path) -> None:
     axis.set_xlabel("length of the list")
     axis.set_ylabel("recall")
     axis.set_ylim(0, 1)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
     keep(figure, path)
+    print(f"recall of I-BM25 by list length and grade: {path}")
 
 
 def main() -> None:
@@ -317,8 +314,7 @@ def main() -> None:
         about += f" I-BM25 tuned on {TRAINING_SPLIT}: {', '.join(settings)}."
     keep_table("textgraphs", given.data, about, COLUMNS, rows)
     print(f"for the task's scorer: {written}/SYSTEM/predict.txt")
-    draw_recall(first, gold, path := HOME / f"recall-{given.data.resolve().name}-{given.split}.png")
-    print(f"recall of I-BM25 by list length and grade: {path}")
+    draw_recall(first, gold, HOME / f"recall-{given.data.resolve().name}-{given.split}.png")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,17 @@ KINDS = {"TP": "#2a9d8f", "FN": "#e9a23b", "FP": "#8a8d91"}
 DPI = 150
 
 
+def panels(count: int, size: tuple[float, float], *, sharey: bool = False) -> tuple[Figure, Any]:
+    """A figure of a size in inches, and its axes (count,) side by side."""
+    from matplotlib.figure import Figure  # takes longer than all else that a caller without pictures imports
+
+    figure = Figure(figsize=size)
+    axes = figure.subplots(1, count, squeeze=False, sharey=sharey)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
 def keep(figure: Figure, path: Path, **layout: Any) -> None:
     """Writes a picture."""
     figure.tight_layout(**layout)
@@ -28,12 +39,10 @@ def keep(figure: Figure, path: Path, **layout: Any) -> None:
 
 def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path) -> None:
     """MAP and Hit@10 of protocol paper, row by row, with what the paper prints."""
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     rows = rows[::-1]
-    figure = Figure(figsize=(11, 1.4 + 0.32 * len(rows)))
-    axes = figure.subplots(1, 2, sharey=True)
+    figure, axes = panels(2, (11, 1.4 + 0.32 * len(rows)), sharey=True)
     for axis, metric in zip(axes, ("MAP", "Hit@10"), strict=True):
         for place, row in enumerate(rows):
             values = row.values("paper", metric)
@@ -45,7 +54,6 @@ def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path
                 axis.plot(row.paper[metric], place, "D", color=PAPER, markersize=6)
         axis.set_xlabel(f"{metric}, protocol paper")
         axis.set_xlim(0, max([0.6, *(max(row.values("paper", metric)) for row in rows)]) * 1.15)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row.title for row in rows], fontsize=8)
     handles = [
         Line2D([], [], color=OURS, linewidth=6, label=f"here, {split} split"),
@@ -55,30 +63,23 @@ def draw_table1(rows: Sequence[MeasuredRow], split: str, source: str, path: Path
     keep(figure, path, rect=(0, 0, 1, 1 - 0.35 / (1.4 + 0.32 * len(rows))))
 
 
-def draw_distributions(panels: Mapping[str, Mapping[str, NDArray[np.float64]]], path: Path) -> None:
-    """A panel for each measure, with the distributions of TP, FN and FP; `panels[measure][kind]` (n,)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.4 * len(panels), 3.2))
-    axes = figure.subplots(1, len(panels), squeeze=False)
-    for axis, (measure, by_kind) in zip(axes[0], panels.items(), strict=True):
+def draw_distributions(measures: Mapping[str, Mapping[str, NDArray[np.float64]]], path: Path) -> None:
+    """A panel for each measure, with the distributions of TP, FN and FP; `measures[measure][kind]` (n,)."""
+    figure, axes = panels(len(measures), (3.4 * len(measures), 3.2))
+    for axis, (measure, by_kind) in zip(axes, measures.items(), strict=True):
         for kind, values in by_kind.items():
             drawn = {"alpha": 0.4, "color": KINDS[kind], "label": f"{kind} ({len(values):,})"}
             axis.hist(values.clip(0, 1), np.linspace(0, 1, 41), density=True, histtype="stepfilled", **drawn)
             axis.axvline(float(values.mean()), color=KINDS[kind], linestyle="--", linewidth=1)
         axis.set_xlabel(measure)
-        axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=7)
-    axes[0][0].set_ylabel("density")
+    axes[0].set_ylabel("density")
     keep(figure, path)
 
 
 def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: Path) -> None:
     """Draws the cost and quality of each way to retrieve: (median milliseconds of one query, quality) by name."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.4))
-    axis = figure.subplots()
+    figure, [axis] = panels(1, (6, 3.4))
     axis.plot(*zip(*points.values(), strict=True), "o", color=OURS)
     qualities = [at for _, at in points.values()]
     apart, height = (max(qualities) - min(qualities)) / 14, float("-inf")
@@ -89,5 +90,4 @@ def draw_stages(points: Mapping[str, tuple[float, float]], quality: str, path: P
     axis.set_ylabel(quality)
     axis.set_xlim(0, 1.6 * max(ms for ms, _ in points.values()))
     axis.margins(y=0.15)
-    axis.spines[["top", "right"]].set_visible(False)
     keep(figure, path)

@@ -44,11 +44,15 @@ QUERY = "a magnet attracts an iron nail"
 MOST_S, MOST_APART = 60.0, 0.001
 
 
-def measured(made: Research, encoder: str, scorer: str) -> float:
-    """Serves both versions; returns strict MAP of the validation split."""
-    made.publish(scorer)
-    made.serve(encoder)
-    return float(made.evaluate(VALIDATION, retrieval=ORDERED_RERANKED, strict_only=True)["strict"]["MAP"])
+def serve(fleet: Research, encoder: str, scorer: str) -> None:
+    """Has a fleet retrieve with both versions."""
+    fleet.publish(scorer)
+    fleet.serve(encoder)
+
+
+def strict_map(fleet: Research) -> float:
+    """Strict MAP of the validation split with what a fleet serves."""
+    return float(fleet.evaluate(VALIDATION, retrieval=ORDERED_RERANKED, strict_only=True)["strict"]["MAP"])
 
 
 def release(store: Path, version: str, card: dict[str, Any]) -> Path:
@@ -73,7 +77,7 @@ def served(directory: Path) -> Iterator[str]:
 
 
 def pull(source: str, sha256: str, store: Path) -> None:
-    """What a user calls."""
+    """Calls `aeenc model pull`, as a user does."""
     program = Path(sys.executable).with_name("aeenc")
     subprocess.run(
         [program, "model", "pull", source, "--sha256", sha256, "--artifacts", store],
@@ -88,7 +92,8 @@ def main() -> None:
     rows = Rows("shipped")
     with research() as made:
         encoder, scorer = whole_of(made, SEED), scorer_of(made, SEED)
-        here = measured(made, encoder, scorer)
+        serve(made, encoder, scorer)
+        here = strict_map(made)
         told = {"data": DATA, "base_model": BASE, "made": surroundings(), f"strict MAP, {VALIDATION}": round(here, 4)}
         recipes = {encoder: {**OURS, "validation": [], "seed": SEED}, scorer: {**RERANKER, "seed": SEED}}
         for version, recipe in recipes.items():
@@ -104,14 +109,13 @@ def main() -> None:
             began = time.monotonic()
             for version in (encoder, scorer):
                 pull(f"{address}/{version}", sha256_of(TO / version / MANIFEST), there.home / "artifacts")
-            there.publish(scorer)
-            there.serve(encoder)
+            serve(there, encoder, scorer)
             untold = replace(ORDERED_RERANKED, prior=0.0)  # an empty home has no explanations for the prior
             [found] = there.client.index.retrieve(there.corpus, [QUERY], k=5, retrieval=untold)
             print("\n".join(f"  {hit.score:.3f}  {hit.text}" for hit in found))
             rows.note("both pulled and published, retrieved with", time.monotonic() - began, "s")
             rows.at_most("from the empty home to that answer", time.monotonic() - started, "s", MOST_S)
-            apart = abs(measured(there, encoder, scorer) - here)
+            apart = abs(strict_map(there) - here)
             rows.at_most(f"strict MAP of {VALIDATION} there, beside {here:.4f} here", apart, "", MOST_APART)
     rows.finish()
 

@@ -66,8 +66,8 @@ _OUTAGES = (  # the client cuts the word off these
 )
 
 # KEYS: lease, record of the work if any.  ARGV: owner, milliseconds, 1 if the owner has had it before
-# A missing lease is free: Redis may have lost it in an outage. But whoever has had it knows the work as it was before
-# another one worked on it.
+# A missing lease is free: Redis may have lost it in an outage. But once another has worked, a former holder cannot take
+# it back: it knows the work as it was.
 _TAKE_LEASE = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
@@ -334,7 +334,7 @@ class Leases:
 class WorkLease:
     """A lease as its owner sees it, held from the first successful `renew` on. Raises Unavailable without Redis.
 
-    The `record` of the work, if any, names its last `worker`: a lease that has lapsed is not had again after another.
+    The `record` of the work, if any, names its last `worker`: a lease that has lapsed is lost once another has worked.
     """
 
     def __init__(self, leases: Leases, key: str, owner: str, lease_s: float, record: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What is repeated: calls that change something under one request id, and lists whole, which an iterator is not."""
+"""Retries: a call that changes something keeps its request id; a list is sent whole again, an iterator is not."""
 
 from __future__ import annotations
 

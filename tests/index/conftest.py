@@ -30,7 +30,7 @@ class RunningIndex:
 
     @property
     def catalogue(self) -> Catalogue:
-        """What the index knows of its corpora."""
+        """The catalogue inside the server."""
         return next(one._catalogue for _, one in self.server._servicers if hasattr(one, "_catalogue"))
 
 

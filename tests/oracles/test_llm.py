@@ -352,7 +352,7 @@ async def test_an_endpoint_that_names_no_field_is_asked_with_none_that_it_may_no
         ("a verdict twice", "no JSON object, or a number twice"),
         *((fault, "no completion") for fault in ("html", "empty", "no choices", "null")),
         *((fault, "other facts than asked") for fault in ("a list", "a fact left out", "a fact nobody asked about")),
-        *((fault, "a word that is no verdict") for fault in ("another word", "a number")),
+        *((fault, "an unknown verdict") for fault in ("another word", "a number")),
         ("no content", "empty"),
         ("truncated", "cut off at 128 tokens"),
         ("filtered", "filtered"),

@@ -171,7 +171,7 @@ class Runner:
 
     async def _work(self, run_id: str, lease: WorkLease) -> None:
         run = await self._store.get(run_id)
-        worker = {"worker": self._owner}  # none before has the lease again
+        worker = {"worker": self._owner}  # a former worker cannot take its lease back
         if await self._store.cycles.transition(run_id, LIVE, "RUNNING", owner=self._owner, fields=worker) != "OK":
             return
         with span("run", within=run.traceparent, run_id=run_id, oracle=run.config.oracle):

@@ -50,7 +50,8 @@ _ANSWER = TypeAdapter(Answer)
 Written = Literal["OK", "DONE", "LOST", "STOPPED"]
 Amended = Mapping[str, KnownPair]  # the last amended pairs of a query, by premise
 
-# A worker may write only while it holds the run's lease, which it has not again after another, and the run is running.
+# A worker may write only while the run is running and it holds the run's lease. It cannot take back a lease that has
+# lapsed once another has worked on the run.
 _FENCE = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'LOST' end
 if redis.call('HGET', KEYS[1], 'state') ~= 'RUNNING' then return 'STOPPED' end

@@ -75,7 +75,7 @@ def test_metrics_are_those_of_trec_eval(tmp_path: Path, depth: int, levels: int)
 
 
 def compared(*words: object) -> tuple[Any, str]:
-    """What `aeenc compare` answers, and its notes."""
+    """Runs `aeenc compare`; returns its answer and its notes."""
     ended = CliRunner().invoke(app, ["--json", "compare", *map(str, words)])
     assert ended.exit_code == 0, ended.stderr
     return json.loads(ended.stdout), ended.stderr

@@ -172,7 +172,7 @@ def _commit(
 
 
 def _answers(model: bytes, encodings: Sequence[Encoding]) -> Any:
-    """What a model computes of each encoding alone."""
+    """Runs a model on each encoding by itself, and stacks the vectors or scores."""
     import onnxruntime
 
     columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}

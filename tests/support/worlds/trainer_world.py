@@ -200,7 +200,7 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
 
 
 def load(files: JobFiles) -> Any:
-    """What a job trains, with its inputs."""
+    """Loads the task of a job from its files, as the training process does."""
     prepare_torch(1)
     return load_task(files, Rank())
 

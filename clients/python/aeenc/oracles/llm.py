@@ -283,7 +283,7 @@ class LanguageModelOracle(Oracle):
                     **{limit_name: limit},
                 )
                 self._has_completed |= completion is not None
-                return completion or _NONSENSE  # a body that is JSON's null is no refusal of the prompt
+                return completion or _NONSENSE  # the body may be JSON's null, which does not refuse the prompt
             except failures.APIStatusError as error:  # its text may quote the key: only status and code are passed on
                 status, code = error.status_code, _code(error)
                 pause_s = _pause_s(error, attempt)
@@ -395,7 +395,7 @@ def _verdicts(response: Any, count: int, limit: int) -> list[str]:
         raise _Invalid("other facts than asked")
     verdicts = [answer[str(n)] for n in range(1, count + 1)]
     if not all(isinstance(one, str) and one in _VERDICTS for one in verdicts):
-        raise _Invalid("a word that is no verdict")
+        raise _Invalid("an unknown verdict")
     return verdicts
 
 
