@@ -17,10 +17,11 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 import aeenc
-from aeenc import blocking, errors, people, sampler
-from aeenc.calls.inputs import enum_value
+from aeenc import blocking, errors, oracle, people, sampler
+from aeenc.calls import encoding, retrieval
 from aeenc.trees import Accessible
-from aeenc.v1 import people_pb2, sampler_pb2, trainer_pb2, types_pb2
+from aeenc.v1 import encoder_pb2, index_pb2, oracle_pb2, people_pb2, sampler_pb2, trainer_pb2
+from aeenc.values.writing import message
 
 AWAITING = (
     aeenc.EncoderClient,
@@ -76,18 +77,28 @@ def test_what_a_call_takes_is_what_its_configuration_has(start, config, also):
 
 
 @pytest.mark.parametrize(
-    ("names", "enum"),
+    ("names", "kind", "field"),
     [
-        (sampler.CollectName, sampler_pb2.Collect),
-        (sampler.SignName, types_pb2.PairSign),
-        (people.StateName, people_pb2.TaskState),
+        (sampler.CollectName, sampler_pb2.RunConfig, "collect"),
+        (sampler.SignName, sampler_pb2.ListPairsRequest, "sign"),
+        (people.StateName, people_pb2.ListTasksRequest, "state"),
+        (oracle.NodeVerdictName, oracle_pb2.Answer, "node_verdict"),
+        (encoding.Role, encoder_pb2.EncodeRequest, "role"),
+        (encoding.Lane, encoder_pb2.EncodeRequest, "lane"),
+        (encoding.Precision, encoder_pb2.EncodeRequest, "precision"),
+        (retrieval.Mode, index_pb2.RetrievalOptions, "mode"),
+        (retrieval.FusionMethod, index_pb2.Fusion, "method"),
     ],
 )
-def test_the_names_that_an_editor_offers_are_the_contracts(names, enum):
-    assert [enum_value(enum, name, "x") for name in get_args(names)] == enum.values()[1 : len(get_args(names)) + 1]
-    assert [enum_value(enum, given, "x") for given in (99, None)] == [99, None], "the service judges numbers"
-    with pytest.raises(errors.InvalidArgument, match=f"colour: is 'blue'; give one of {get_args(names)[0]}, "):
-        enum_value(enum, "blue", "colour")
+def test_the_names_that_an_editor_offers_are_the_contracts(names, kind, field):
+    def read(given):
+        return getattr(message(kind, **{field: given}), field)
+
+    values = kind.DESCRIPTOR.fields_by_name[field].enum_type.values
+    assert [read(name) for name in get_args(names)] == [one.number for one in values][1 : len(get_args(names)) + 1]
+    assert [read(given) for given in (99, None)] == [99, 0], "the service judges numbers"
+    with pytest.raises(errors.InvalidArgument, match=f"{field}: is 'blue'; give one of {get_args(names)[0]}, "):
+        read("blue")
 
 
 def test_every_method_says_what_it_takes():

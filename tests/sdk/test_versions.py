@@ -36,6 +36,11 @@ async def main():
         await aeenc.EncoderClient(aeenc.Channel("127.0.0.1:1", timeout_s=0.3)).encode(["x"])
     except aeenc.errors.AeencError as error:
         assert error.code in {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
+    for wrong in ("x", ["x", 3], 3):
+        try:
+            await aeenc.EncoderClient(aeenc.Channel("127.0.0.1:1")).encode(wrong)
+        except aeenc.errors.InvalidArgument as error:
+            assert error.message.startswith("texts"), error
     await client.channel.close()
     await server.stop()
 

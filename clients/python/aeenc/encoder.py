@@ -17,11 +17,10 @@ from aeenc.calls.encoding import (
     EncodeOptions,
     Precision,
     Scored,
-    precision_number,
     selector,
     truncation,
 )
-from aeenc.calls.inputs import at_least_one, each, listed, pair_of, refuse_single_text
+from aeenc.calls.inputs import at_least_one, each, listed, pair_of
 from aeenc.errors import InvalidArgument
 from aeenc.transport.channel import Channel
 from aeenc.transport.checks import check_seconds
@@ -99,7 +98,6 @@ class EncoderClient:
         (`Retry.away_s`) when none is there from the start, FailedPrecondition when the version changes meanwhile. The
         lane is bulk by default.
         """
-        refuse_single_text(texts)
         asked = EncodeOptions.of(options, "encode_all")
         async with (
             BulkEncoder(self.channel, asked, window=window, patience_s=patience_s) as bulk,
@@ -127,7 +125,6 @@ class EncoderClient:
         the encoder's choice unless given. Raises Unimplemented when no cross-encoder is `stable`
         and the call names none.
         """
-        refuse_single_text(premises, "premises")
         request = message(
             encoder_pb2.ScoreRequest,
             query=query,
@@ -135,7 +132,7 @@ class EncoderClient:
             model=selector(label, version),
             truncate=truncation(truncate),
             first_of_ensemble=first_of_ensemble,
-            precision=precision_number(precision),
+            precision=precision,
         )
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
         return Scored.of(response)
@@ -159,7 +156,6 @@ class EncoderClient:
         `stable` names, in float32, and the premise encoder of its space: two calls of Encode, of the query with the
         prototypes' queries behind it, and of the premises with theirs. A text too long is an error unless `truncate`.
         """
-        refuse_single_text(premises, "premises")
         pairs = [pair_of(item, "prototypes", "(query, premise)") for item in listed(prototypes, "prototypes")]
         if not pairs:
             raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")

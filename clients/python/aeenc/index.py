@@ -15,7 +15,6 @@ from aeenc.calls.inputs import (
     begins_again,
     change,
     listed,
-    refuse_single_text,
     refuse_unknown,
 )
 from aeenc.calls.premises import build_requests, explanation_requests, premise_messages
@@ -160,7 +159,6 @@ class IndexClient:
 
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
-        refuse_single_text(ids, "ids")
         request = message(index_pb2.GetPremisesRequest, corpus=corpus, ids=ids, generation=generation)
         response = await self.channel.unary(self._stub.GetPremises, request, hedge=True)
         return [values.Premise.from_message(premise) for premise in response.premises]
@@ -210,7 +208,6 @@ class IndexClient:
         the encoder's reason when the encoder does not serve, within half of the time that is left, and as any call does
         (`Retry.away_s`) when no index answers from the start.
         """
-        refuse_single_text(delete_ids, "delete_ids")
         folding = index_pb2.FOLDING_UNSPECIFIED
         if fold_similar is not None:
             folding = index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT
@@ -382,7 +379,6 @@ class IndexClient:
 
         Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
         """
-        refuse_single_text(despite, "despite")
         request = change(
             index_pb2.DeleteGenerationRequest,
             corpus=corpus,

@@ -31,7 +31,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aeenc import errors
-from aeenc.calls.inputs import enum_value, listed, refuse_single_texts
+from aeenc.calls.inputs import listed
 from aeenc.transport import status
 from aeenc.transport.addresses import is_loopback
 from aeenc.transport.channel import MESSAGE_BYTES
@@ -156,7 +156,6 @@ class Answer(Generic[VerdictsT]):
 
     def to_proto(self, task_id: str = "") -> oracle_pb2.Answer:
         """Converts to the message. Ids in a list explain. Raises InvalidArgument, naming what cannot be sent."""
-        refuse_single_texts(written=self.written, intermediates=self.intermediates)
         alternatives = listed(self.alternatives, "alternatives")
         return message(
             oracle_pb2.Answer,
@@ -172,7 +171,7 @@ class Answer(Generic[VerdictsT]):
                 for number, one in enumerate(alternatives)
             ],
             inference=self.inference,
-            node_verdict=enum_value(oracle_pb2.NodeVerdict, self.node_verdict, "node_verdict"),
+            node_verdict=cast("Any", self.node_verdict),
         )
 
 

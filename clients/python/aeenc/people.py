@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from aeenc import values
-from aeenc.calls.inputs import change, enum_value
+from aeenc.calls.inputs import change
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import Answer, NodeVerdictName, Verdicts
 from aeenc.transport.channel import Channel
@@ -266,9 +266,9 @@ class PeopleClient:
         As `annotator` may see them: without others' answers to a task that they may still judge.
         A page of `page_size` is fetched when it is needed.
         """
-        number = enum_value(people_pb2.TaskState, state, "state")
+        wanted = cast("Any", state)
         request = message(
-            people_pb2.ListTasksRequest, run_id=run_id, state=number, page_size=page_size, annotator=annotator
+            people_pb2.ListTasksRequest, run_id=run_id, state=wanted, page_size=page_size, annotator=annotator
         )
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from aeenc import values
-from aeenc.calls.encoding import Precision, precision_number
+from aeenc.calls.encoding import Precision
 from aeenc.calls.inputs import change
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
@@ -60,7 +60,7 @@ class RegistryClient:
             only_better=only_better,
             wait=duration(wait_s, "wait_s"),
             share=share,
-            precision=precision_number(precision),
+            precision=precision,
             request_id=request_id,
         )
         response = await self.channel.unary(self._stub.Publish, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
@@ -86,7 +86,7 @@ class RegistryClient:
             versions=_versions(version),
             expected_revision=expected_revision,
             share=share,
-            precision=precision_number(precision),
+            precision=precision,
             request_id=request_id,
         )
         return values.Label.from_message((await self.channel.unary(self._stub.SetLabel, request)).label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from aeenc import values
 from aeenc.calls.encoding import selector
@@ -16,7 +16,6 @@ from aeenc.calls.inputs import (
     check_used,
     chunks,
     each,
-    enum_value,
 )
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
@@ -101,7 +100,7 @@ class SamplerClient:
             k=k,
             max_depth=max_depth,
             max_judgements=max_judgements,
-            collect=enum_value(sampler_pb2.Collect, collect, "collect"),
+            collect=collect,
             model=selector(label, version),
             split=split,
             conditioned=conditioned,
@@ -192,8 +191,8 @@ class SamplerClient:
 
         A page of `page_size` is fetched when it is needed.
         """
-        number = enum_value(types_pb2.PairSign, sign, "sign")
-        request = message(sampler_pb2.ListPairsRequest, run_id=run_id, page_size=page_size, sign=number)
+        wanted = cast("Any", sign)
+        request = message(sampler_pb2.ListPairsRequest, run_id=run_id, page_size=page_size, sign=wanted)
         async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
             yield values.Pair.from_message(pair)
 

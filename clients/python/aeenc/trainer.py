@@ -17,11 +17,8 @@ from aeenc.calls.inputs import (
     check_used,
     chunks,
     each,
-    enum_value,
     listed,
     pair_of,
-    refuse_single_text,
-    refuse_single_texts,
 )
 from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.calls.waiting import wait_for_end
@@ -41,14 +38,10 @@ Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
 
 def gold_query(query: Gold) -> types_pb2.GoldQuery:
-    """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text).
-
-    Raises InvalidArgument for one string in place of the premises.
-    """
+    """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text)."""
     if isinstance(query, types_pb2.GoldQuery):
         return query
     text, premises = pair_of(query, "queries", "(text, premise texts) or (text, grades by premise text)")
-    refuse_single_text(premises, "premises")
     grades = premises.values() if isinstance(premises, Mapping) else ()
     return message(types_pb2.GoldQuery, text=text, premises=premises, grades=grades)
 
@@ -141,42 +134,10 @@ class TrainerClient:
         unknown corpus, run, data set, version, loss or model, FailedPrecondition (NO_POSITIVES) where nothing explains,
         and AlreadyExists for a key used with another configuration.
         """
-        refuse_single_texts(run_ids=run_ids, data_sets=data_sets)
-        config = message(
-            trainer_pb2.JobConfig,
-            corpus=corpus,
-            run_ids=run_ids,
-            idempotency_key=idempotency_key or uuid.uuid4().hex,
-            base_version=base_version,
-            loss=enum_value(trainer_pb2.Loss, loss, "loss"),
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            temperature=temperature,
-            margin=margin,
-            regularization=regularization,
-            refused_weight=refused_weight,
-            prototypes=prototypes,
-            custom_loss=custom_loss,
-            base_model=base_model,
-            seed=seed,
-            validation=[gold_query(query) for query in listed(validation, "validation")],
-            split=split,
-            note=note,
-            data_sets=data_sets,
-            batching=enum_value(trainer_pb2.Batching, batching, "batching"),
-            hard_negatives=hard_negatives,
-            guide_version=guide_version,
-            guide_margin=guide_margin,
-            accumulation=accumulation,
-            items_per_epoch=items_per_epoch,
-            targets=enum_value(trainer_pb2.Targets, targets, "targets"),
-            candidates=enum_value(index_pb2.RetrieveMode, candidates, "candidates"),
-            negatives=enum_value(trainer_pb2.Negatives, negatives, "negatives"),
-            mode=enum_value(trainer_pb2.Mode, mode, "mode"),
-            initial_share=initial_share,
-            own_text=enum_value(types_pb2.OwnText, own_text, "own_text"),
-        )
+        given = {name: value for name, value in locals().items() if name != "self"}  # each is a field of the message
+        given["validation"] = [gold_query(query) for query in listed(validation, "validation")]
+        given["idempotency_key"] = idempotency_key or uuid.uuid4().hex
+        config = message(trainer_pb2.JobConfig, **given)
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
 
     async def get_job(self, job_id: str) -> values.Job:

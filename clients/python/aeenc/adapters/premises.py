@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, Unpack
 
-from aeenc.calls.inputs import refuse_single_texts, refuse_unknown
+from aeenc.calls.inputs import refuse_single_text, refuse_unknown
 from aeenc.calls.retrieval import CALL_OPTIONS, Retrieved, RetrieveKeywords
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
@@ -146,6 +146,6 @@ def refuse_change(name: str) -> None:
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options. Raises InvalidArgument for one that there is not, and for a string in place of ids."""
     refuse_unknown(options, OPTIONS)
-    lists = ("accepted", "exclude", "splits", "only_ids", "tags", "rerank_versions")
-    refuse_single_texts(**{name: options.get(name) for name in lists})
+    for name in ("accepted", "exclude", "splits", "only_ids", "tags", "rerank_versions"):
+        refuse_single_text(options.get(name), name)
     return dict(options)

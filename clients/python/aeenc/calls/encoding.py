@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from aeenc import values, vectors
-from aeenc.calls.inputs import chosen, refuse_single_text, refuse_unknown
+from aeenc.calls.inputs import refuse_unknown
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
 from aeenc.values.writing import message, shown
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
 Role = Literal["query", "premise"]
 Precision = Literal["float32", "float16", "int8"]
 Lane = Literal["interactive", "bulk"]
-
-_ROLES: dict[str | None, encoder_pb2.Role] = {"query": encoder_pb2.ROLE_QUERY, "premise": encoder_pb2.ROLE_PREMISE}
-_LANES: dict[str | None, encoder_pb2.Lane | None] = {
-    None: None,
-    "interactive": encoder_pb2.LANE_INTERACTIVE,
-    "bulk": encoder_pb2.LANE_BULK,
-}
-_PRECISIONS: dict[str | None, types_pb2.Precision | None] = {
-    None: None,
-    "float32": types_pb2.PRECISION_FLOAT32,
-    "float16": types_pb2.PRECISION_FLOAT16,
-    "int8": types_pb2.PRECISION_INT8,
-}
-_PRECISION_NAMES: dict[int, str] = {number: name for name, number in _PRECISIONS.items() if name and number}
 
 
 @dataclass(frozen=True, eq=False)  # an array has no one answer to ==
@@ -117,16 +103,15 @@ class EncodeOptions:
 
     def request(self, texts: Sequence[str]) -> encoder_pb2.EncodeRequest:
         """Builds the request for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""
-        refuse_single_text(texts)
         return message(
             encoder_pb2.EncodeRequest,
             texts=texts,
-            role=chosen(_ROLES, self.role, "role"),
+            role=self.role,
             model=selector(self.label, self.version),
             truncate=truncation(self.truncate),
             space_id=self.space_id,
-            lane=chosen(_LANES, self.lane, "lane"),
-            precision=precision_number(self.precision),
+            lane=self.lane,
+            precision=self.precision,
             routing_key=self.routing_key,
         )
 
@@ -160,9 +145,5 @@ def truncation(truncate: bool | None) -> types_pb2.Truncate:
 
 def precision_name(number: int) -> str:
     """Returns the name of a precision in messages; "" for none."""
-    return _PRECISION_NAMES.get(number, "")
-
-
-def precision_number(precision: str | None) -> types_pb2.Precision | None:
-    """Returns the number of a precision in messages. Raises InvalidArgument for an unknown one."""
-    return chosen(_PRECISIONS, precision, "precision")
+    known = types_pb2.Precision.DESCRIPTOR.values_by_number.get(number)
+    return known.name.removeprefix("PRECISION_").lower() if known and number else ""

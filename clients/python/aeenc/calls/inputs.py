@@ -1,4 +1,4 @@
-"""Inputs of callers: enum values by name, and long inputs of either kind of iterable, cut into messages."""
+"""Inputs of callers: lists and pairs of them, and long inputs of either kind of iterable, cut into messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 
 from aeenc.errors import InvalidArgument
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 2 * 1024 * 1024  # of one message; services accept 4 MiB
 
 T = TypeVar("T")
-Number = TypeVar("Number")
 MessageT = TypeVar("MessageT", bound=Message)
 
 Items = Iterable[T] | AsyncIterable[T]
@@ -101,25 +99,11 @@ def refuse_single_text(texts: object, field: str = "texts") -> None:
         raise InvalidArgument.field(field, f"is one string ({shown(texts)}); give a list of strings")
 
 
-def refuse_single_texts(**lists: object) -> None:
-    """Raises InvalidArgument, naming the option, for one string in place of any of these lists."""
-    for field, texts in lists.items():
-        refuse_single_text(texts, field)
-
-
 def at_least_one(count: Any, field: str) -> int:
     """Returns a number of things. Raises InvalidArgument, naming `field`, unless it is a whole number above 0."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidArgument.field(field, f"is {shown(count)}; give a whole number from 1 on")
     return count
-
-
-def chosen(numbers: Mapping[str | None, Number], given: Any, field: str) -> Number:
-    """Returns what a name stands for. Raises InvalidArgument, naming `field` and the names, for an unknown one."""
-    if (given is None or isinstance(given, str)) and given in numbers:
-        return numbers[given]
-    names = ", ".join(filter(None, numbers))
-    raise InvalidArgument.field(field, f"is {given!r:.60}; give one of {names}")
 
 
 def begins_again(items: Items[T]) -> bool:
@@ -149,18 +133,3 @@ async def opened(opening: MessageT, parts: AsyncIterator[MessageT]) -> AsyncIter
     while part is not None:
         yield part
         part = await anext(parts, None)
-
-
-def enum_value(enum: EnumTypeWrapper, given: str | int | None, field: str) -> Any:
-    """Returns an enum's value for a message, given by a name such as "cross_encoder" or by number.
-
-    Raises InvalidArgument, naming `field` and the choices, for an unknown name. Numbers are the service's to judge.
-    """
-    if not isinstance(given, str):
-        return given
-    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
-    name = prefix + given.upper().replace("-", "_").removeprefix(prefix)
-    if name in enum.keys():  # noqa: SIM118 -- not a mapping
-        return enum.Value(name)
-    choices = ", ".join(name.removeprefix(prefix).lower() for name in enum.keys()[1:])
-    raise InvalidArgument.field(field, f"is {given!r}; give one of {choices}")

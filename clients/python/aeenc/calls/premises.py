@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aeenc import values
-from aeenc.calls.inputs import Items, chunks, each, opened, pair_of, refuse_single_text
+from aeenc.calls.inputs import Items, chunks, each, opened, pair_of
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import index_pb2, types_pb2
 from aeenc.values.writing import message, shown
@@ -81,5 +81,4 @@ def explanation_requests(
 
 def _explanation(item: tuple[str, Sequence[str]]) -> index_pb2.Explanation:
     text, premise_ids = pair_of(item, "explanations", "(hypothesis, premise ids)")
-    refuse_single_text(premise_ids, "premise_ids")
     return message(index_pb2.Explanation, text=text, premise_ids=premise_ids)

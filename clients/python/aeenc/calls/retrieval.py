@@ -13,15 +13,12 @@ from operator import eq
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aeenc import errors, values
-from aeenc.calls.encoding import Precision, precision_name, precision_number, selector, truncation
+from aeenc.calls.encoding import Precision, precision_name, selector, truncation
 from aeenc.calls.inputs import (
     allowed,
     at_least_one,
     check_accessible,
-    chosen,
     listed,
-    refuse_single_text,
-    refuse_single_texts,
     refuse_unknown,
 )
 from aeenc.v1 import index_pb2, types_pb2
@@ -38,16 +35,6 @@ PAIRS = 512  # a call that re-ranks, about
 
 FusionMethod = Literal["min_max", "reciprocal_rank"]
 Mode = Literal["dense", "lexical", "hybrid", "iterative_lexical"]
-MODES: dict[str | None, index_pb2.RetrieveMode] = {
-    "dense": index_pb2.RETRIEVE_MODE_DENSE,
-    "lexical": index_pb2.RETRIEVE_MODE_LEXICAL,
-    "hybrid": index_pb2.RETRIEVE_MODE_HYBRID,
-    "iterative_lexical": index_pb2.RETRIEVE_MODE_ITERATIVE_LEXICAL,
-}
-_METHODS: dict[str | None, index_pb2.FusionMethod] = {
-    "min_max": index_pb2.FUSION_METHOD_MIN_MAX,
-    "reciprocal_rank": index_pb2.FUSION_METHOD_RECIPROCAL_RANK,
-}
 
 
 def premise_filter(
@@ -74,11 +61,6 @@ def _clause(number: int, text: object) -> index_pb2.TagClause:
     return message_of(f"tags[{number}]", index_pb2.TagClause, all_of=wanted, none_of=barred)
 
 
-def mode_number(mode: str) -> index_pb2.RetrieveMode:
-    """Returns the number of a mode in messages. Raises InvalidArgument for an unknown one."""
-    return chosen(MODES, mode, "mode")
-
-
 @dataclass(frozen=True)
 class Fusion:
     """The fusion of both rankings in mode hybrid. `lexical_weight` is BM25's share, 0 to 1; None: the index's.
@@ -95,7 +77,7 @@ class Fusion:
         """Converts to the message."""
         return message(
             index_pb2.Fusion,
-            method=chosen(_METHODS, self.method, "method"),
+            method=self.method,
             lexical_weight=self.lexical_weight,
             features=self.features,
         )
@@ -191,11 +173,10 @@ class Retrieval:
     rerank_versions: Sequence[str] = ()
 
     def to_proto(self) -> index_pb2.RetrievalOptions:
-        """Converts to the message. Raises InvalidArgument for one string as `rerank_versions`."""
-        refuse_single_text(self.rerank_versions, "rerank_versions")
+        """Converts to the message."""
         return message(
             index_pb2.RetrievalOptions,
-            mode=mode_number(self.mode),
+            mode=self.mode,
             fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
             prior=self.prior,
             rerank=self.rerank,
@@ -243,10 +224,7 @@ class RetrieveOptions(Retrieval):
         self, corpus: str, texts: Sequence[str], accepted: Sequence[Sequence[str]] = ()
     ) -> index_pb2.RetrieveRequest:
         """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
-        refuse_single_texts(texts=texts, accepted=accepted)
         accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
-        for number, ids in enumerate(accepted):
-            refuse_single_text(ids, f"accepted[{number}]")
         return message(
             index_pb2.RetrieveRequest,
             corpus=corpus,
@@ -259,7 +237,7 @@ class RetrieveOptions(Retrieval):
             model=selector(self.label, self.version),
             drop_self=self.drop_self,
             truncate=truncation(self.truncate),
-            precision=precision_number(self.precision),
+            precision=self.precision,
             routing_key=self.routing_key,
             **self.of_search(),
         )

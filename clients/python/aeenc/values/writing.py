@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -37,9 +38,19 @@ _KINDS = {
 
 
 def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -> MessageT:
-    """Makes a message of a kind. Raises InvalidArgument, naming the field and the item, for a value it cannot hold."""
-    given = {name: value if type(value) in _PLAIN else _listed(value) for name, value in fields.items()}
+    """Makes a message of a kind. A value of an enum may be given by its name, such as "cross_encoder".
+
+    Raises InvalidArgument, naming the field and the item, for a value it cannot hold, and for one string in place of a
+    list, which would count as a list of its characters. Numbers of enums are the service's to judge.
+    """
     make: Any = kind  # all fields of a message go by name
+    read = _read_otherwise(make)
+    given = {
+        name: _read(name, value, read[name])
+        if isinstance(value, str) and name in read
+        else (value if type(value) in _PLAIN else _listed(value))
+        for name, value in fields.items()
+    }
     try:
         made: MessageT = make(*args, **given)
     except _REFUSALS as error:
@@ -111,6 +122,34 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, _AT_HAND) else value
 
 
+@cache
+def _read_otherwise(kind: Any) -> dict[str, dict[str, int] | None]:
+    """Maps the fields in which a text is not itself: of an enum to its numbers by name, a list to None."""
+    fields = kind.DESCRIPTOR.fields
+    lists = {one.name: None for one in fields if _is_repeated(one)}
+    return {one.name: _numbers(one.enum_type) for one in fields if one.enum_type is not None} | lists
+
+
+def _numbers(enum: EnumDescriptor) -> dict[str, int]:
+    """Maps the names of an enum, as callers write them, to its numbers."""
+    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
+    return {one.name.removeprefix(prefix).lower(): one.number for one in enum.values[1:]}
+
+
+def _read(name: str, text: str, numbers: Mapping[str, int] | None) -> int:
+    """Returns the number of an enum's name. Raises InvalidArgument for an unknown one, and for one string as a list."""
+    where = _PARAMETERS.get(name, name)
+    if numbers is None:
+        raise InvalidArgument.field(where, f"is one string ({shown(text)}); give a list of strings")
+    if (known := numbers.get(text.lower().replace("-", "_"))) is None:
+        raise InvalidArgument.field(where, f"is {shown(text)}; give one of {', '.join(numbers)}")
+    return known
+
+
+def _is_repeated(field: FieldDescriptor) -> bool:
+    return isinstance(field.default_value, list)  # the lowest protobuf has no `is_repeated`, the highest no `label`
+
+
 def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
     """Raises InvalidArgument about the first field that fails alone, and the first of its items."""
     for name, value in given.items():
@@ -118,13 +157,13 @@ def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
             continue
         field = make.DESCRIPTOR.fields_by_name[name]
         where = _PARAMETERS.get(name, name)
-        if type(value) is dict and field.message_type is not None and not field.is_repeated:
+        if type(value) is dict and field.message_type is not None and not _is_repeated(field):
             message(GetMessageClass(field.message_type), **value)  # names the field within
-        if field.is_repeated and isinstance(value, list | tuple):
+        if _is_repeated(field) and isinstance(value, list | tuple):
             for number, one in enumerate(value):
                 if _fails(make, name, [one]):
                     raise InvalidArgument.field(f"{where}[{number}]", _wrong(field, one)) from None
-        plural = "; give a list" if field.is_repeated else ""
+        plural = "; give a list" if _is_repeated(field) else ""
         raise InvalidArgument.field(where, f"is {shown(value)}{plural}" if plural else _wrong(field, value)) from None
     raise InvalidArgument(f"{make.DESCRIPTOR.name}: {shown(str(error))}") from None
 
@@ -144,6 +183,6 @@ def _wrong(field: FieldDescriptor, value: Any) -> str:
         least, most = _WHOLE[field.cpp_type]
         return f"is {shown(value)}; give a whole number from {least:,} to {most:,}"
     if field.enum_type is not None:
-        return f"is {shown(value)}; give one of {', '.join(one.name for one in field.enum_type.values[1:])}"
+        return f"is {shown(value)}; give one of {', '.join(_numbers(field.enum_type))}"
     kind = field.message_type.name if field.message_type is not None else _KINDS.get(field.cpp_type, "another value")
     return f"is {shown(value)}; give {kind}"
