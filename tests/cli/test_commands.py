@@ -93,7 +93,7 @@ def test_a_command_runs_after_help_was_shown_in_the_same_process():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_its_script_of_completion(shell: str) -> None:
-    printed = CliRunner().invoke(app, ["completion", shell])
+    printed = CliRunner().invoke(app, [], prog_name="aeenc", env={"_AEENC_COMPLETE": f"source_{shell}"})
     assert (printed.exit_code, f"complete_{shell}" in printed.stdout) == (0, True)
     environment = {
         "bash": {"COMP_WORDS": "aeenc corpus re", "COMP_CWORD": "2"},

@@ -1,19 +1,6 @@
 """`aeenc status`: what each service says, and what is told when one is away."""
 
-import asyncio
-import json
-import os
-import pty
-import signal
-import subprocess
-import sys
-
 import pytest
-
-from services.launcher.processes import free_port
-from support.command import running
-
-COMMAND = [sys.executable, "-m", "aeenc.cli.main"]
 
 
 @pytest.fixture
@@ -59,36 +46,3 @@ async def test_a_malformed_address_is_named_beside_the_services_that_answer(aeen
     assert told == f"{wanted}, by sampler=, --sampler or AEENC_SAMPLER"
     assert (ended.code, ended.error["message"]) == (2, told)
     assert (await aeenc(*fleet.options, "runs")).stderr == f"error: {told}\n"
-
-
-async def test_a_watch_goes_on_without_a_service_and_shows_it_once_it_is_there(aeenc, fleet, world):
-    port = free_port(set())
-    options = (*fleet.options, "--sampler", f"127.0.0.1:{port}", "--timeout", "0.3", "--json")
-    command = [*COMMAND, *map(str, options), "status", "--watch", "--every", "0.1"]
-    with running(command, stdout=subprocess.PIPE, text=True) as process:
-
-        async def seen() -> dict:
-            return json.loads(await asyncio.to_thread(process.stdout.readline))["services"]["sampler"]
-
-        assert "error" in await seen()
-        async with world.sampler(port=port):
-            while "error" in (found := await seen()) or found["state"] == "STARTING":
-                pass
-            assert found["state"] == "SERVING"
-        process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(process.wait, 20) == 130
-
-
-async def test_on_a_terminal_a_watch_stays_in_its_place(aeenc, fleet):
-    ours, terminal = pty.openpty()
-    command = [*COMMAND, *map(str, fleet.options), "--timeout", "0.3", "status", "--watch", "--every", "0.1"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with running(command, stdout=terminal, env=environment) as process:
-        os.close(terminal)
-        shown = b""
-        while shown.count(b"DEGRADED") < 2:
-            shown += await asyncio.to_thread(os.read, ours, 65536)
-        process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(process.wait, 20) == 130
-    assert b"\x1b[1A" in shown, "the second table is drawn over the first"
-    os.close(ours)

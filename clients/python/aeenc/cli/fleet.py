@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +17,6 @@ from aeenc.adapters.status import ServiceReport, ask, report_of
 from aeenc.cli.output import (
     EndedBadly,
     Output,
-    Visible,
     comparison_dict,
     fields_of,
     fields_table,
@@ -31,11 +27,9 @@ from aeenc.cli.output import (
 )
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import AeencError
-from aeenc.transport.targets import Targets
 
 if TYPE_CHECKING:  # a command waits for what it uses alone
     from rich.console import RenderableType
-    from rich.table import Table
 
     from aeenc import Client
 
@@ -62,43 +56,16 @@ def _row(service: str, target: str, answer: ServiceReport) -> tuple[str, str, st
     return service, target, answer["state"], "\n".join(line for line in lines if line)
 
 
-def status(
-    context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", help="Ask again and again, until Ctrl-C.")] = False,
-    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two times of --watch.")] = 2.0,
-) -> None:
+def status(context: typer.Context) -> None:
     """Shows state, versions, labels, corpora, oracles and work of the four services."""
     targets = targets_of(context)
-    if watch:
-        _watch(output_of(context), targets, every_s)
     answers = asyncio.run(ask(targets))
     failed = [answer for answer in answers.values() if isinstance(answer, AeencError)]
-    output_of(context).result(report_of(targets, answers), _shown(targets, answers))
+    rows = [_row(service, str(getattr(targets, service)), answer) for service, answer in answers.items()]
+    shown = table(["service", "target", "state", "about"], rows)
+    output_of(context).result(report_of(targets, answers), shown)
     if failed:
         raise failed[0]
-
-
-def _shown(targets: Targets, answers: Mapping[str, ServiceReport], title: str = "") -> Table:
-    rows = [_row(service, str(getattr(targets, service)), answer) for service, answer in answers.items()]
-    return table(["service", "target", "state", "about"], rows, title=title)
-
-
-def _watch(output: Output, targets: Targets, every_s: float) -> NoReturn:
-    """Shows the state again and again: in place on a terminal, otherwise one result after another."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(highlight=False)
-    in_place = console.is_terminal and not output.as_json
-    with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
-        while True:
-            answers = asyncio.run(ask(targets))
-            shown = _shown(targets, answers, f"{datetime.now().astimezone():%H:%M:%S}")
-            if live is not None:
-                live.update(Visible(shown), refresh=True)
-            else:
-                output.result(report_of(targets, answers), shown)
-            time.sleep(every_s)
 
 
 STABLE = "stable"

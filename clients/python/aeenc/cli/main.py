@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -106,7 +106,7 @@ _SECTIONS = {
     "Learn": "sample train evaluate compare loop runs jobs follow resume cancel oracle export import data tune "
     "tune-retrieval fuse score-trees",
     "People": "workbench queues tree tasks retrieve-again changes agreement adjudicate close",
-    "Operate": "publish rollback checkpoints labels model gc backup restore token completion",
+    "Operate": "publish rollback checkpoints labels model gc backup restore token",
 }
 # code -> classes of errors; the first that fits decides
 _EXIT_CODES: dict[int, tuple[type[errors.AeencError], ...]] = {
@@ -136,7 +136,6 @@ _ELSEWHERE = {
     **dict.fromkeys(_OF_SERVICES, ("the services", "pip install ./clients/python '.[one-machine]' (in a checkout)")),
     "workbench": ("the workbench", "pip install ./clients/python ./clients/workbench (in a checkout)"),
 }
-_COMPLETION = "_AEENC_COMPLETE"
 _WRONG_WORDS: Any = typer.BadParameter.__base__  # of all wrong use; typer has no public name for it
 _PYDANTICS = "Value error, "  # before what typer says about a choice
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -256,7 +255,7 @@ def _in_sections(names: Collection[str]) -> dict[str, list[str]]:
 
 def summaries() -> tuple[dict[str, str], list[str]]:
     """Reads what each command does, importing none of this distribution and of the services; and what is missing."""
-    summary_of = {_name_of(path): _summary(path) for path in (*_COMMANDS, "main.completion")}
+    summary_of = {_name_of(path): _summary(path) for path in _COMMANDS}
     summary_of |= {name: about for name, (about, _) in _GROUPS.items()}
     summary_of |= {name: _summary(path) for name, (path, _) in _LISTS.items()}
     if find_spec("services"):
@@ -391,28 +390,12 @@ def _alone(command: Callable[[typer.Context], None]) -> Callable[[typer.Context]
     return callback
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
-    """Prints the script that completes `aeenc` in a shell.
-
-    bash: aeenc completion bash >> ~/.bashrc
-
-    zsh: aeenc completion zsh >> ~/.zshrc, after the line with compinit
-
-    fish: aeenc completion fish > ~/.config/fish/completions/aeenc.fish
-    """
-    os.environ[_COMPLETION] = f"source_{shell}"  # this is how typer is asked for it
-    try:
-        _app(())(args=[], prog_name="aeenc")
-    finally:
-        del os.environ[_COMPLETION]
-
-
 def _name_of(path: str) -> str:
     return path.rpartition(".")[2].replace("_", "-")
 
 
 # Commands that need no other distribution; others may add to `corpus` and `export`.
-_OWN = {"completion", *map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus", "export"}
+_OWN = {*map(_name_of, _COMMANDS), *_GROUPS, *_LISTS} - {"corpus", "export"}
 
 
 def _function(path: str) -> Callable[..., None]:
@@ -449,8 +432,6 @@ def _app(names: Collection[str] | None = None) -> typer.Typer:
     for path in _COMMANDS:
         if names is None or _name_of(path) in names:
             made.command(_name_of(path), cls=Command)(_function(path))
-    if names is None or "completion" in names:
-        made.command()(completion)
     for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
         made.add_typer(_group(name), name=name)
     missing = _add_distributions(made) if names is None else []
