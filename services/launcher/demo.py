@@ -173,8 +173,10 @@ def _loop(
 ) -> dict[str, Any]:
     out = narrator.out
     with narrator.step("corpus", "building the corpus"), out.progress("building", "facts") as tell:
+        started = time.monotonic()
         built = build_corpus(client, CORPUS, dataset, lambda done, total: tell(done, total, ""))
-    out.note(f"  {built.premises:,} facts, {built.facts_per_s:,.0f}/s")
+        rate = built.premises / (time.monotonic() - started)
+    out.note(f"  {built.premises:,} facts, {rate:,.0f}/s")
     hypotheses = [text for _, text in hypotheses_of(dataset, "dev")]
     with narrator.step("evaluate_before", "evaluating the untrained encoder on dev"):
         before = report_dict(client.trainer.evaluate(CORPUS, validation))
@@ -183,10 +185,10 @@ def _loop(
         run = _sample(client, dataset, out)
     with narrator.step("train", "training the query encoder on what the oracle answered"):
         job = _train(client, run, validation, epochs, out)
-    index_before = _index_hashes(fleet, built.generation)
+    index_before = _index_hashes(fleet, built.id)
     with narrator.step("publish", "publishing while a client keeps calling Retrieve"):
         swap = _publish(client, addresses, job.version, hypotheses)
-    index_after = _index_hashes(fleet, built.generation)
+    index_after = _index_hashes(fleet, built.id)
     with narrator.step("evaluate_after", "evaluating the trained encoder on dev"):
         after = report_dict(client.trainer.evaluate(CORPUS, validation))
         found_after = _top(client, hypotheses)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,19 +34,6 @@ IdColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(ID
 TextColumn = Annotated[str, typer.Option(show_default=f"the first of {', '.join(TEXTS)}", help="That with the texts.")]
 
 
-@dataclass(frozen=True)
-class CorpusBuild:
-    """A finished build: the number of distinct premises, the time it took, facts sent per second, the index's notes."""
-
-    corpus: str
-    generation: str
-    premises: int
-    active: bool
-    seconds: float
-    facts_per_s: float
-    notes: tuple[str, ...] = ()
-
-
 def premises_of(dataset: Source) -> list[values.Premise]:
     """Converts the candidates of a dataset to premises, in the order of insertion."""
     return [
@@ -67,7 +53,7 @@ def build_corpus(
     fold_same: bool = False,
     truncate: bool = False,
     on_stage: Callable[[BuildStage], None] | None = None,
-) -> CorpusBuild:
+) -> values.Generation:
     """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often; `all` is 0 until known.
 
     With `fold_same`, premises that say the same are one; with `truncate`, those too long for the model are cut.
@@ -75,37 +61,20 @@ def build_corpus(
     read to its end before anything is sent, so that a malformed line costs nothing.
     """
     premises = premises_of(source) if isinstance(source, Dataset | RatedDataset) else source
-    sent = count = sum(1 for _ in premises) if begins_again(premises) else 0
-
-    def progressed(received: int, encoded: int) -> None:
-        nonlocal sent
-        sent = received
-        if on_progress is not None:
-            on_progress(encoded, count)
-
-    started = time.monotonic()
-    generation = client.index.build(
+    count = sum(1 for _ in premises) if begins_again(premises) else 0
+    told = on_progress or (lambda *_: None)
+    built = client.index.build(
         name,
         premises,
         activate=activate,
         space_id=space_id,
         fold_similar=fold_same or None,
         truncate=truncate,
-        on_progress=progressed,
+        on_progress=lambda _, encoded: told(encoded, count),
         on_stage=on_stage,
     )
-    seconds = time.monotonic() - started
-    count = count or sent
-    progressed(count, count)
-    return CorpusBuild(
-        corpus=name,
-        generation=generation.id,
-        premises=generation.premises,
-        active=generation.active,
-        seconds=round(seconds, 3),
-        facts_per_s=round(count / seconds, 1),
-        notes=tuple(generation.notes),
-    )
+    told(count or built.premises, count or built.premises)
+    return built
 
 
 def corpus_name(dataset: Source, *, fold_same: bool = False) -> str:
@@ -213,7 +182,7 @@ def build(
     """
     if source is None:
         raise InvalidArgument("give either --data DIR or --facts FILE")
-    out = output_of(context)
+    out, started = output_of(context), time.monotonic()
     with client(context) as connected:
         if engine and fold_same:
             raise InvalidArgument("--engine builds every fact as it is; leave --fold-same or --engine out")
@@ -227,13 +196,15 @@ def build(
             built = build_shown(out, connected, name, source, fold_same=fold_same, **shared)
     for note in built.notes:
         out.note(note)
-    fields = {key: value for key, value in asdict(built).items() if key != "notes"}
+    seconds = time.monotonic() - started
+    fields = {"corpus": name, "generation": built.id, "premises": built.premises, "active": built.active}
+    fields |= {"seconds": round(seconds, 3), "facts_per_s": round(built.premises / seconds, 1)}
     out.result(fields, fields_table(fields), f"search it: aeenc retrieve {name} TEXT")
 
 
 def _build_elsewhere(
     out: Output, client: Client, name: str, source: object, engine: str, **options: Any
-) -> CorpusBuild:
+) -> values.Generation:
     """Builds by an engine that another distribution brings under the entry-point group `aeenc.build_engines`."""
     found = {point.name: point for point in entry_points(group=_ENGINES)}
     if engine not in found:
@@ -241,7 +212,6 @@ def _build_elsewhere(
         raise InvalidArgument(f"--engine {engine}: no such engine; known: {known}")
     if not isinstance(source, Facts):
         raise InvalidArgument(f"--engine {engine} reads --facts PATH, not --data, standard input or a pipe")
-    started = time.monotonic()
     with out.progress(f"building {name}", "facts") as report:
         build_by: Callable[..., Any] = found[engine].load()
         built = build_by(
@@ -252,21 +222,12 @@ def _build_elsewhere(
             **options,
             on_progress=lambda stage, done, total: report(done, total, f"{name}: {stage}"),
         )
-    seconds = time.monotonic() - started
-    return CorpusBuild(
-        corpus=name,
-        generation=built.artifact.id,
-        premises=built.premises,
-        active=options["activate"],
-        seconds=round(seconds, 3),
-        facts_per_s=round(built.facts / seconds, 1),
-        notes=next(one.notes for one in client.index.list_generations(name) if one.id == built.artifact.id),
-    )
+    return next(one for one in client.index.list_generations(name) if one.id == built.artifact.id)
 
 
 def build_shown(
     out: Output, client: Client, name: str, source: Source | Iterable[values.Premise], **options: Any
-) -> CorpusBuild:
+) -> values.Generation:
     """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
     with out.progress(f"building {name}", "facts") as report:
         last = (0, 0)
@@ -384,8 +345,8 @@ def _repair(
     active = not generation or known.get("active") == "true"  # without a name, the active one was checked
     if active:
         # what serves may be another one, or none: the active one may not have opened
-        client.index.activate(name, built.generation, expected=known.get("generation"))
-    sound = client.index.verify(name, built.generation)
+        client.index.activate(name, built.id, expected=known.get("generation"))
+    sound = client.index.verify(name, built.id)
     return {"corpus": name, "damaged": damaged, "generation": sound.id, "active": active, "premises": sound.premises}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,13 +16,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from aeenc import Client, Retrieval, values
+from aeenc import Client, Hit, Retrieval, values
 from aeenc.cli.corpus import LAYOUTS, build_corpus, corpus_name, ensure_corpus
 from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.cli.learning.reports import report_dict, report_tables, strata_dict
 from aeenc.cli.learning.retrieval import Label, check_model, retrieval_of
 from aeenc.cli.options import taking
-from aeenc.cli.output import Output, comparison_dict, outcome_words, output_of
+from aeenc.cli.output import Output, Report, comparison_dict, outcome_words, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
 from aeenc.evaluation import (
@@ -53,7 +52,7 @@ from aeenc.trees import EVERYTHING, Accessible, Dataset
 
 TIMEOUT_S = 6 * 3600.0  # a large cross-encoder on a CPU is slow
 RANKED_PAIRS = 100_000  # whose ranks one answer holds, for strata
-PART = 64  # texts whose rankings are held before they are written
+PART = 64  # texts whose rankings are held at a time
 
 
 def generation_for(
@@ -82,9 +81,8 @@ def generation_for(
             f"corpus {corpus!r} has no generation in space {space_id} of version {version}; build one with "
             f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
         )
-    return build_corpus(
-        client, corpus, dataset, on_progress, activate=False, space_id=space_id, fold_same=fold_same
-    ).generation
+    built = build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id, fold_same=fold_same)
+    return built.id
 
 
 @contextmanager
@@ -262,9 +260,12 @@ def evaluate(
         out.result(result, *tables, *_against(measured), _source(split, measured))  # first: a file may fail
         names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
         if run is not None:
-            pinned = measured["model_version"] or None, measured["generation"]
-            ranker = Ranker(connected, corpus, retrieval, *pinned, accessible)
-            ranker.write(out, run, [text for text, _ in strict_gold(queries)], names)
+            pinned = {"version": measured["model_version"] or None, "generation": measured["generation"]}
+            texts = [text for text, _ in strict_gold(queries)]
+            with out.progress("run", "queries") as report:
+                found = rankings_of(connected, corpus, texts, report, accessible, retrieval=retrieval, **pinned)
+                hits = ([(hit.id, hit.score) for hit in ranking] for ranking in found)
+                write_run(run, zip(texts, hits, strict=True), f"aeenc-{(retrieval or Retrieval()).mode}", names)
         if qrels is not None:
             write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
 
@@ -366,37 +367,25 @@ def judged(client: Client, corpus: str, generation: str, queries: Sequence[Gold]
     return [(query, {ids[text]: grade for text, grade in premises.items()}) for query, premises in gold]
 
 
-@dataclass(frozen=True)
-class Ranker:
-    """Ranks premises for a run file: by a way to retrieve, a version, and a generation of a corpus."""
+def rankings_of(
+    client: Client,
+    corpus: str,
+    texts: Sequence[str],
+    report: Report,
+    accessible: Mapping[str, Accessible] | None = None,
+    **options: Any,
+) -> Iterator[list[Hit]]:
+    """Yields the ranking of each text by `IndexClient.rankings`, and reports how far it is.
 
-    client: Client
-    corpus: str
-    retrieval: Retrieval | None
-    version: str | None
-    generation: str
-    accessible: Mapping[str, Accessible]
-
-    def write(self, out: Output, path: Path, texts: list[str], names: Mapping[str, str] | None) -> None:
-        """Writes the rankings of texts as a TREC run, and shows how far it is. `names` has ids of queries."""
-        with out.progress("run", "queries") as report:
-            found = self.rankings(texts, lambda n: report(n, len(texts), ""))
-            write_run(path, found, f"aeenc-{(self.retrieval or Retrieval()).mode}", names)
-
-    def rankings(
-        self, texts: list[str], on_progress: Callable[[int], None]
-    ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """Yields the ranking of each text, (premise id, score). `on_progress` gets the number of finished texts."""
-        for start in range(0, len(texts), PART):
-            part = texts[start : start + PART]
-            found = self.client.index.rankings(
-                self.corpus,
-                part,
-                retrieval=self.retrieval,
-                version=self.version,
-                generation=self.generation,
-                accessible=[self.accessible.get(text, EVERYTHING) for text in part],
-            )
-            for text, hits in zip(part, found.results, strict=True):
-                yield text, [(hit.id, hit.score) for hit in hits]
-            on_progress(start + len(part))
+    The version and the generation of the first ones rank all. `accessible` says by text what may be found (default:
+    all).
+    """
+    for start in range(0, len(texts), PART):
+        part = texts[start : start + PART]
+        may = [accessible.get(text, EVERYTHING) for text in part] if accessible else ()
+        found = client.index.rankings(corpus, part, accessible=may, **options)
+        if found.model_version:
+            options |= {"label": None, "version": found.model_version}
+        options["generation"] = found.generation
+        yield from found.results
+        report(start + len(part), len(texts), "")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from aeenc.calls.retrieval import Retrieval
-from aeenc.cli.learning.evaluation import PART
+from aeenc.cli.learning.evaluation import rankings_of
 from aeenc.cli.learning.retrieval import Label, Version, check_model, retrieval_of
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
@@ -55,22 +55,21 @@ def export_task3(
     conclusions = conclusions_of(trees)
     out = output_of(context)
     with client(context) as connected, out.progress("retrieving", "hypotheses") as report:
-        lists: list[list[str]] = []
-        generation = ""
-        for start in range(0, len(trees), PART):
-            found = connected.index.rankings(
+        texts = [tree.hypothesis for tree in trees]
+        lists = [
+            task3_sentences((hit.text for hit in hits), conclusions, k)
+            for hits in rankings_of(
+                connected,
                 corpus,
-                [tree.hypothesis for tree in trees[start : start + PART]],
+                texts,
+                report,
                 k=k + SPARE,
                 retrieval=retrieval,
-                label=None if version else label,
+                label=label,
                 version=version,
-                generation=generation,
                 splits=(FACTS,),
             )
-            version, generation = found.model_version or version, found.generation  # those of the first part answer all
-            lists += [task3_sentences((hit.text for hit in hits), conclusions, k) for hits in found.results]
-            report(len(lists), len(trees), "")
+        ]
     if few := sum(len(sentences) < k for sentences in lists):
         out.note(f"{few:,} of {len(lists):,} lists have fewer than {k} sentences; the corpus has no more for them")
     write_task3(to, trees, lists)

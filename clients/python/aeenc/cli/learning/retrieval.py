@@ -130,10 +130,7 @@ def call_of(
 ) -> dict[str, Any]:
     """Collects the options of a call but for those of `retrieval_of`; `accepted` are those of each text."""
     check_model(label, version)
-    filters = {"splits": splits, "exclude": exclude, "only_ids": only_ids, "tags": tags, "accepted": accepted}
-    options = {"k": k, "label": label, "version": version, "before_id": before_id, "truncate": truncate}
-    options |= {"precision": precision, "routing_key": routing_key}
-    return {**options, **{name: chosen for name, chosen in filters.items() if chosen}}
+    return {name: chosen for name, chosen in locals().items() if chosen}
 
 
 def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
