@@ -22,6 +22,7 @@ class Unnumbered(errors.DataLoss, ValueError):
     """The record has no format number: it is damaged. A reader who knows a remedy catches it as a ValueError."""
 
 
+RESTORE = "restore it from a backup"
 UNREADABLE = (NewerFormat, errors.DataLoss)  # raised for one record, which must keep nobody from all others
 
 
@@ -33,9 +34,9 @@ def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
     try:
         found = int(record["format_version"])
     except (KeyError, TypeError, ValueError) as error:
-        raise Unnumbered(f"{what} has no format_version; it is damaged, restore it from a backup") from error
+        raise Unnumbered(f"{what} has no format_version; it is damaged, {RESTORE}") from error
     if found < 1:
-        raise Unnumbered(f"{what} has format_version {found}; it is damaged, restore it from a backup")
+        raise Unnumbered(f"{what} has format_version {found}; it is damaged, {RESTORE}")
     if found > readable:
         raise NewerFormat(
             f"{what} has format_version {found}, this release reads up to {readable}; update this service, "

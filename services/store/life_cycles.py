@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from redis.asyncio import Redis
 
@@ -29,6 +29,8 @@ from services.store.redis import Leases, Script, WorkLease, key_prefix, once_red
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
 log = get(__name__)
+
+T = TypeVar("T")
 
 State = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 Step = Callable[[Any], Awaitable[Any]]  # carries out a script by the client or within the transaction that it is given
@@ -255,18 +257,10 @@ class LifeCycles:
     def _check(self, work_id: str, record: Mapping[str, str]) -> None:
         check_format(record, FORMAT_VERSION, f"{self._noun} {work_id}")
 
-    def _readable(self, work_id: str, record: Mapping[str, str]) -> bool:
-        try:
-            self._check(work_id, record)
-        except UNREADABLE as error:
-            log.warning("left out of a list", id=work_id, reason=error.message)
-            return False
-        return True
+    async def page(self, limit: int, before: int, read: Callable[[str, Mapping[str, str]], T]) -> tuple[list[T], int]:
+        """What `read` makes of at most `limit` records older than number `before` (0: the newest), and the next one.
 
-    async def page(self, limit: int, before: int) -> tuple[list[tuple[str, dict[str, str]]], int]:
-        """At most `limit` ids and records older than number `before` (0: the newest), the next `before` (0: none).
-
-        Those of a newer release and damaged ones are left out; `get` says why.
+        That is 0 at the end. Those of a newer release and damaged ones are left out; `get` says why.
         """
         top = f"({before}" if before else "+inf"
         found = await self._redis.zrevrangebyscore(self._keys.all, top, 0, start=0, num=limit + 1, withscores=True)
@@ -274,11 +268,14 @@ class LifeCycles:
         for work_id, _ in found[:limit]:
             pipe.hgetall(self._keys.record(work_id))
         records = await pipe.execute()
-        page = [
-            (work_id, record)
-            for (work_id, _), record in zip(found, records, strict=False)
-            if record and self._readable(work_id, record)
-        ]
+        page = []
+        for (work_id, _), record in zip(found, records, strict=False):
+            try:
+                if record:
+                    self._check(work_id, record)
+                    page.append(read(work_id, record))
+            except UNREADABLE as error:
+                log.warning("left out of a list", id=work_id, reason=error.message)
         return page, int(found[limit - 1][1]) if len(found) > limit else 0
 
     async def active(self) -> list[str]:

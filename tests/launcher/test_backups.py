@@ -46,11 +46,13 @@ async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: D
     await here.redis.zadd(f"{prefix}sorted", {"a": 0.1, "b": 1e300})
     await here.redis.xadd(f"{prefix}stream", {"n": "1"}, id="7-0")
     await here.redis.set(f"{prefix}lease", "owner", px=60_000)
+    for content in ("damaged", "7", "[]", "{}"):
+        await here.redis.set(f"{prefix}checkpoint:{content}", content)
     await here.redis.set("others:key", SECRET)
     made = await here.back_up(tmp_path / "backup.tar")
-    assert (made.keys, made.artifacts, made.corpora, made.damaged) == (7, 2, 1, ())
+    assert (made.keys, made.artifacts, made.corpora, made.damaged) == (11, 2, 1, ())
     restored = await restore(there.redis, there.store, opened(tmp_path / "backup.tar"))
-    assert (restored.keys, restored.artifacts) == (7, 2)
+    assert (restored.keys, restored.artifacts) == (11, 2)
     assert await there.keys() == await here.keys()
     assert await there.redis.hgetall(f"{prefix}hash") == {"a": "é", "b": "2"}
     assert await there.redis.zrange(f"{prefix}sorted", 0, -1, withscores=True) == [("a", 0.1), ("b", 1e300)]

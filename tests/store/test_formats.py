@@ -15,17 +15,21 @@ import pytest
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import RunConfig
+from aeenc.values import RunConfig, RunProgress
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.encoder.rollout.history import StateFile
-from services.sampler.people.tasks import TaskRecord, from_json, task_from_json, task_json
-from services.sampler.records.runs import Pair, config_from_json, config_json
+from services.sampler.people.task_store import _record
+from services.sampler.people.tasks import TaskRecord, task_json
+from services.sampler.records.keys import RunKeys
+from services.sampler.records.pair_log import PairLog
+from services.sampler.records.run_store import RunStore
+from services.sampler.records.runs import Pair, Run
 from services.store.artifacts import MANIFEST, ArtifactStore
 from services.store.formats import NewerFormat, damage_is_data_loss
 from services.store.redis import connect, key_prefix
 from services.store.registry import CheckpointRow, Registry
-from services.trainer.jobs.files import JobFiles, TrainingPlan
+from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
 from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
 from services.trainer.registry.tandems import Tandem, Tandems
 
@@ -34,7 +38,10 @@ NOW = datetime(2025, 1, 1, tzinfo=UTC)
 ROW = CheckpointRow("q1", SPACE, False, "", "j1", 0.5, "m" * 64, NOW, 1000, 384)
 TANDEM = Tandem("q1", "p1", SPACE, CORPUS, "g1")
 JOB = Job("j1", JobConfig(CORPUS, ("r",)), "g1", "PENDING", "", JobProgress(), "", NOW, None, "f")
+RUN = Run("r1", RunConfig(corpus=CORPUS), "PENDING", "", "q1", "g1", RunProgress(), NOW, None)
 TASK = Task("t1", "r1", "why", (), (), (Candidate("p1", "a premise", 1, 0.5),))
+TASK_ROW = {"task": task_json(TASK), "record": TaskRecord("r1", TASK, 1, "majority").to_json()}
+TASK_ROW |= dict.fromkeys(("format_version", "place", "revision"), "1")
 
 
 @dataclass
@@ -58,6 +65,7 @@ class Record:
     where: Path | str | tuple[str, str]
     read: Callable[[], Any]
     rewrite: Callable[[], Any]
+    page: Callable[[int, int], Awaitable[tuple[list[Any], int]]] | None = None
 
 
 def of_text(place: Place, text: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> Record:
@@ -86,6 +94,7 @@ def move(place: Place) -> Record:
 def job_inputs(place: Place) -> Record:
     files = JobFiles(place.folder)
     files.write_inputs([], [])
+    (place.folder / EPOCH_STATE).touch()  # else damaged ones are written anew
     return Record(place.folder / "inputs.json", files.has_inputs, files.has_inputs)
 
 
@@ -93,6 +102,32 @@ def job_plan(place: Place) -> Record:
     files = JobFiles(place.folder)
     files.write_plan(TrainingPlan("j1", JOB.config, "g1", "artifacts"))
     return Record(place.folder / "job.json", files.plan, files.plan)
+
+
+async def run(place: Place, field: str = "") -> Record:
+    runs = RunStore(place.redis, RunKeys(place.namespace))
+    await runs.create(RUN, [])
+
+    async def resume() -> None:
+        await runs.get(RUN.id)
+        await runs.cycles.transition(RUN.id, ["PENDING", "RUNNING"], "RUNNING")
+
+    async def read() -> RunConfig:
+        return (await runs.get(RUN.id)).config
+
+    return Record((f"{place.prefix}run:{RUN.id}:record", field), read, resume, runs.page)
+
+
+async def pair(place: Place) -> Record:
+    path, keys = place.folder / "pair.json", RunKeys(place.namespace)
+    path.write_text(Pair("q", "p", "a premise", "POSITIVE").to_json())
+
+    async def read() -> Pair:
+        await place.redis.delete(keys.pairs(RUN.id))
+        await place.redis.xadd(keys.pairs(RUN.id), {"pair": path.read_text()}, id="1-0")
+        return (await PairLog(place.redis, keys).page(RUN.id, 0, 1, None))[0][0]
+
+    return Record(path, read, read)
 
 
 async def job(place: Place, field: str = "") -> Record:
@@ -106,7 +141,7 @@ async def job(place: Place, field: str = "") -> Record:
     async def read() -> JobConfig:
         return (await jobs.get(JOB.id)).config
 
-    return Record((f"{place.prefix}job:{JOB.id}:record", field), read, resume)
+    return Record((f"{place.prefix}job:{JOB.id}:record", field), read, resume, jobs.page)
 
 
 async def checkpoint(place: Place) -> Record:
@@ -148,21 +183,17 @@ KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
     "checkpoint": checkpoint,
     "label": label,
     "tandem": tandem,
-    "configuration of a run": lambda place: of_text(
-        place, config_json(RunConfig(corpus=CORPUS)), config_from_json, config_json
+    "run": run,
+    "configuration of a run": lambda place: run(place, "config"),
+    "pair": pair,
+    "task": lambda place: of_text(
+        place, TASK_ROW["task"], lambda text: _record("r1", "t1", {**TASK_ROW, "task": text}).task, task_json
     ),
-    "pair": lambda place: of_text(
-        place, Pair("q", "p", "a premise", "POSITIVE").to_json(), lambda text: Pair.from_json(text, 0), Pair.to_json
-    ),
-    "task": lambda place: of_text(place, task_json(TASK), task_from_json, task_json),
     "answers to a task": lambda place: of_text(
-        place,
-        TaskRecord("r1", TASK, 1, "majority").to_json(),
-        lambda text: from_json(TASK, text, 0, 0),
-        TaskRecord.to_json,
+        place, TASK_ROW["record"], lambda text: _record("r1", "t1", {**TASK_ROW, "record": text}), TaskRecord.to_json
     ),
 }
-REPLACED = {"configuration of a run", "pair", "task"}  # are written once, and never rewritten
+REPLACED = {"pair", "task"}  # are written once, and never rewritten
 
 
 @pytest.fixture
@@ -189,7 +220,7 @@ async def stored(place: Place, record: Record) -> dict[str, Any]:
             return dict(json.loads(await place.redis.hget(key, field)))
 
 
-async def store(place: Place, record: Record, content: dict[str, Any]) -> None:
+async def store(place: Place, record: Record, content: Any) -> None:
     match record.where:
         case Path() as path:
             path.write_text(json.dumps(content))
@@ -227,13 +258,19 @@ async def test_a_field_that_is_not_known_is_read_over_and_kept(place: Place, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_record_without_a_number_is_damaged(place: Place, kind: str) -> None:
+async def test_a_record_of_another_shape_is_damaged_and_left_out_of_lists(place: Place, kind: str) -> None:
     record = await found(KINDS[kind](place))
-    content = await stored(place, record)
-    del content["format_version"]
-    await store(place, record, content)
-    with pytest.raises(errors.DataLoss, match=r"cannot be read|is not a manifest|has no format_version"):
-        await found(record.read())
+    await found(record.read())
+    if record.page:
+        assert len((await record.page(10, 0))[0]) == 1
+    is_hash = isinstance(record.where, tuple) and not record.where[1]
+    shapes = [{"format_version": 1, "corpus": {}}, [], 7, None, "text"]
+    for content in ({"next": 1}, *([{"format_version": 1}] if is_hash else shapes)):
+        await store(place, record, content)
+        with pytest.raises(errors.DataLoss, match=r"cannot be read|has no format_version|is missing or damaged"):
+            await found(record.read())
+        if record.page:
+            assert await record.page(10, 0) == ([], 0)
 
 
 def test_damage_is_told_without_the_damaged_content() -> None:

@@ -70,7 +70,7 @@ async def test_deleted_work_is_seen_by_nobody_and_its_idempotency_key_starts_ano
         await works.delete("b", "r1", "key")
     with pytest.raises(errors.NotFound):
         await works.cycles.get("a")
-    assert await works.cycles.page(10, 0) == ([], 0)
+    assert await works.cycles.page(10, 0, str) == ([], 0)
     assert await works.cycles.transition("a", ("SUCCEEDED",), "PENDING") == "MISSING"
     with pytest.raises(errors.Unavailable, match="is being deleted"):
         await works.create("a")

@@ -7,6 +7,7 @@ replica's rights, and takes no keys of others. A key is kept as DUMP writes it, 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -82,8 +83,12 @@ async def capture(redis: Any, keys: str) -> Captured:
     async with unavailable_if_down("read all keys"):
         now, *found = await redis.execute_command("EVAL", _CAPTURE, 0, keys, **{NEVER_DECODE: []})
     captured = [Key(name.decode(), dump, int(now) + left if left >= 0 else 0) for name, left, dump, _ in found if dump]
-    rows = [json.loads(row) for *_, row in found if row]
-    return Captured(captured, {row["version"]: row.get("manifest_sha256", "") for row in rows if "version" in row})
+    checkpoints = {}
+    for *_, row in found:
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # a damaged one is in the backup as it is
+            record = json.loads(row)
+            checkpoints[record["version"]] = record["manifest_sha256"]
+    return Captured(captured, checkpoints)
 
 
 async def count(redis: Redis, keys: str) -> int:

@@ -32,7 +32,7 @@ from services.sampler.people.tasks import TaskRecord, moment_of
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.runs import Pair
 from services.sampler.records.task_scripts import DONE, DUE, FAIL, PUT, WRITE
-from services.store.formats import check_format, damage_is_data_loss
+from services.store.formats import RESTORE, check_format, damage_is_data_loss
 from services.store.life_cycles import digest
 from services.store.redis import Script, raising_unavailable
 from services.store.requests import REQUEST_TTL_S, UNNAMED, Request, Requests
@@ -356,7 +356,7 @@ class TaskStore:
 
 
 def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:
-    with damage_is_data_loss(f"task {task_id} of run {run_id}", "restore it from a backup"):
+    with damage_is_data_loss(f"task {task_id} of run {run_id}", RESTORE):
         check_format(row, records.FORMAT_VERSION, f"task {task_id} of run {run_id}")
         task = records.task_from_json(row["task"])
         return records.from_json(task, row["record"], int(row["place"]), int(row["revision"]))

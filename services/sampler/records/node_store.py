@@ -39,7 +39,7 @@ from services.sampler.acs.algorithm import (
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import ADD_PAIRS, CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, NO_ROOT, Hypothesis, Pair, Run
-from services.store.formats import check_format
+from services.store.formats import RESTORE, check_format, damage_is_data_loss
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, raising_unavailable
 
@@ -139,7 +139,8 @@ class NodeStore:
             pipe.hgetall(self._keys.tree(run_id, index))
         rows = await pipe.execute()
         found = zip(indexes, rows[::2], rows[1::2], strict=True)
-        return [_tree(index, row, record) for index, row, record in found if row]  # none of a run that was deleted
+        with damage_is_data_loss(f"a tree of run {run_id}", RESTORE):
+            return [_tree(index, row, record) for index, row, record in found if row]  # none of a run that was deleted
 
     async def tree_of(self, run_id: str, hypothesis_id: str) -> Tree:
         """The tree of a hypothesis. Raises NotFound."""
@@ -157,7 +158,9 @@ class NodeStore:
         pipe = self._redis.pipeline(transaction=False)
         for node_id in node_ids:
             pipe.lindex(self._keys.hypotheses(run_id), node_id.partition("-")[0] or sys.maxsize)
-        return [Hypothesis(*_row(row, 4)) if row else NO_ROOT for row in await pipe.execute()]
+        rows = await pipe.execute()
+        with damage_is_data_loss(f"a hypothesis of run {run_id}", RESTORE):
+            return [Hypothesis(*_row(row, 4)) if row else NO_ROOT for row in rows]
 
     async def accessible(self, run_id: str, node_id: str) -> Accessible:
         """What may explain a node; everything, where the run was deleted meanwhile."""
@@ -180,13 +183,16 @@ class NodeStore:
         pipe.hmget(self._keys.answers(run_id), [digest(query) for query in queries])
         pipe.hmget(self._keys.amended(run_id), queries)
         version, rows, amended = await pipe.execute()
-        return version or "", [_known(run_id, *both) for both in zip(rows, amended, strict=True)]
+        with damage_is_data_loss(f"an answer of run {run_id}", RESTORE):
+            return version or "", [_known(run_id, *both) for both in zip(rows, amended, strict=True)]
 
     async def amended(self, run_id: str, queries: Sequence[str]) -> list[Amended]:
         """The last amended pair of each premise of each query."""
         if not queries:
             return []
-        return [_amended(row) for row in await self._redis.hmget(self._keys.amended(run_id), queries)]
+        rows = await self._redis.hmget(self._keys.amended(run_id), queries)
+        with damage_is_data_loss(f"an answer of run {run_id}", RESTORE):
+            return [_amended(row) for row in rows]
 
     async def commit(self, run: Run, owner: str, nodes: Sequence[NodeCommit]) -> list[Written]:
         """Commits nodes, each on its own, in one round trip."""

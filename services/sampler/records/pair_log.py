@@ -14,6 +14,7 @@ from services.sampler.acs.algorithm import PairSign
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import ADD_PAIRS
 from services.sampler.records.runs import Pair
+from services.store.formats import RESTORE, damage_is_data_loss
 from services.store.life_cycles import now
 from services.store.redis import Script, raising_unavailable
 from services.store.requests import Request, Requests
@@ -63,7 +64,8 @@ class PairLog:
         for _ in range(READS):
             count = READ if sign else min(READ, limit - len(pairs))
             entries = await self._redis.xrange(self._keys.pairs(run_id), f"({after}-0", "+", count=count)
-            found = [Pair.from_json(values["pair"], int(name.partition("-")[0])) for name, values in entries]
+            with damage_is_data_loss(f"a pair of run {run_id}", RESTORE):
+                found = [Pair.from_json(values["pair"], int(name.partition("-")[0])) for name, values in entries]
             for pair in await read(found) if read else found:
                 if sign is None or pair.sign == sign:
                     pairs.append(pair)

@@ -24,7 +24,7 @@ from services.sampler.records.runs import (
     config_json,
     parse_time,
 )
-from services.store.formats import UNREADABLE
+from services.store.formats import RESTORE, UNREADABLE, damage_is_data_loss
 from services.store.life_cycles import Entry, LifeCycles, State, Step, emit_script
 from services.store.redis import Script, raising_unavailable
 from services.store.requests import Request
@@ -152,8 +152,7 @@ class RunStore:
 
     async def page(self, limit: int, before: int) -> tuple[list[Run], int]:
         """At most `limit` runs older than number `before` (0: the newest), and the number to go on with (0: none)."""
-        page, after = await self.cycles.page(limit, before)
-        return [_run(run_id, record) for run_id, record in page], after
+        return await self.cycles.page(limit, before, _run)
 
     async def live(self) -> list[Run]:
         """The runs that wait or work, the oldest first, without those of a newer release and damaged ones."""
@@ -169,7 +168,7 @@ class RunStore:
 
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
-        await self.cycles.delete(run_id, lambda record: config_from_json(record["config"]).idempotency_key, request)
+        await self.cycles.delete(run_id, lambda record: _run(run_id, record).config.idempotency_key, request)
 
     async def remove(self, keys: Sequence[str]) -> None:
         """Removes keys; Redis frees their memory beside its work."""
@@ -200,18 +199,19 @@ class RunStore:
 
 
 def _run(run_id: str, record: Mapping[str, str]) -> Run:
-    return Run(
-        id=run_id,
-        config=config_from_json(record["config"]),
-        state=cast("State", record["state"]),
-        error=record.get("error", ""),
-        model_version=record["model_version"],
-        generation=record["generation"],
-        progress=RunProgress(**{name: int(record.get(name) or 0) for name in COUNTERS}),
-        created_at=datetime.fromisoformat(record["created_at"]),
-        ended_at=parse_time(record.get("ended_at")),
-        fingerprint=record["fingerprint"],
-        imported=record["imported"] == "1",
-        traceparent=record.get("traceparent", ""),
-        current_version=record.get("current_version", ""),
-    )
+    with damage_is_data_loss(f"run {run_id}", RESTORE):
+        return Run(
+            id=run_id,
+            config=config_from_json(record["config"]),
+            state=cast("State", record["state"]),
+            error=record.get("error", ""),
+            model_version=record["model_version"],
+            generation=record["generation"],
+            progress=RunProgress(**{name: int(record.get(name) or 0) for name in COUNTERS}),
+            created_at=datetime.fromisoformat(record["created_at"]),
+            ended_at=parse_time(record.get("ended_at")),
+            fingerprint=record["fingerprint"],
+            imported=record["imported"] == "1",
+            traceparent=record.get("traceparent", ""),
+            current_version=record.get("current_version", ""),
+        )

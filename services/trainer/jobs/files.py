@@ -17,7 +17,7 @@ from aeenc.errors import DataLoss
 from aeenc.files.whole import whole_file
 from services.kit.logs import get
 from services.store.files import atomic_write, make_directory, sha256_of
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, damage_is_data_loss, known_fields
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import LOSSES, LossSpec, loss_of_ones_own
@@ -118,9 +118,11 @@ class JobFiles:
         Raises DataLoss for a damaged input if an epoch has ended: the job must go on with the same pairs.
         """
         record = self._json(HASHES)
+        hashes = {HASHES: ""}
         if record is not None:
-            check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
-        hashes = {HASHES: ""} if record is None else record["sha256"]
+            with damage_is_data_loss(path := self.directory / HASHES, "start a new job, or restore the file"):
+                check_format(record, FORMAT_VERSION, str(path))
+                hashes = record["sha256"]
         paths = ((self.directory / name, sha256) for name, sha256 in hashes.items())
         damaged = [path for path, sha256 in paths if not path.is_file() or sha256_of(path) != sha256]
         if damaged and (self.directory / EPOCH_STATE).is_file():
@@ -133,8 +135,9 @@ class JobFiles:
         return not damaged
 
     def plan(self) -> TrainingPlan:
-        """Reads the plan."""
-        return TrainingPlan.from_json(json.loads((self.directory / "job.json").read_bytes()))
+        """Reads the plan. Raises DataLoss, NewerFormat."""
+        with damage_is_data_loss(path := self.directory / "job.json", "start a new job"):
+            return TrainingPlan.from_json(json.loads(path.read_bytes()))
 
     def pairs(self) -> Iterator[JudgedPair]:
         """Reads the pairs to learn from."""
@@ -175,13 +178,15 @@ class JobFiles:
 
     def _json(self, name: str) -> dict[str, Any] | None:
         try:
-            record: dict[str, Any] = json.loads((self.directory / name).read_bytes())
+            record = json.loads((self.directory / name).read_bytes())
         except FileNotFoundError:
             return None
         except ValueError as error:
-            log.warning("a job's file is damaged and not used", path=str(self.directory / name), reason=str(error))
-            return None
-        return record
+            record = error
+        if isinstance(record, dict):
+            return record
+        log.warning("a job's file is damaged and not used", path=str(self.directory / name), found=str(record)[:200])
+        return None
 
     def _write_lines(self, name: str, records: Iterable[Any]) -> None:
         """Replaces a file durably, line by line: a million pairs would take memory twice as text and as bytes."""

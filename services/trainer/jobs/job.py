@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
-from services.store.formats import check_format, known_fields
+from services.store.formats import RESTORE, check_format, damage_is_data_loss, known_fields
 from services.store.life_cycles import LIVE, Entry, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
 from services.store.requests import Request
@@ -153,20 +153,21 @@ class Job:
 
 
 def job_of(job_id: str, record: Mapping[str, str]) -> Job:
-    """Reads a job from its stored fields. Raises NewerFormat, naming the job."""
-    check_format(record, FORMAT_VERSION, f"job {job_id}")
-    config = json.loads(record["config"])
-    check_format(config, FORMAT_VERSION, f"the configuration of job {job_id}")
-    return Job(
-        id=job_id,
-        config=JobConfig.from_record(config),
-        generation=record["generation"],
-        created_at=datetime.fromisoformat(record["created_at"]),
-        fingerprint=record["fingerprint"],
-        event_seq=int(record.get("event_seq", 0)),
-        traceparent=record.get("traceparent", ""),
-        **_changing(record),
-    )
+    """Reads a job from its stored fields. Raises NewerFormat or DataLoss, naming the job."""
+    with damage_is_data_loss(f"job {job_id}", RESTORE):
+        check_format(record, FORMAT_VERSION, f"job {job_id}")
+        config = json.loads(record["config"])
+        check_format(config, FORMAT_VERSION, f"the configuration of job {job_id}")
+        return Job(
+            id=job_id,
+            config=JobConfig.from_record(config),
+            generation=record["generation"],
+            created_at=datetime.fromisoformat(record["created_at"]),
+            fingerprint=record["fingerprint"],
+            event_seq=int(record.get("event_seq", 0)),
+            traceparent=record.get("traceparent", ""),
+            **_changing(record),
+        )
 
 
 def job_then(job: Job, values: Mapping[str, str]) -> Job:
@@ -232,14 +233,15 @@ class JobStore:
 
     async def validation(self, job_id: str) -> list[EvaluationQuery]:
         """Reads the validation queries of a job."""
-        version, queries = json.loads(await self._redis.get(self._validation(job_id)))[:2]
-        check_format({"format_version": version}, FORMAT_VERSION, f"the validation of job {job_id}")
-        return list(map(EvaluationQuery.of_record, queries))
+        stored = await self._redis.get(self._validation(job_id))
+        with damage_is_data_loss(what := f"the validation of job {job_id}", "start a new job"):
+            version, queries = json.loads(stored)[:2]
+            check_format({"format_version": version}, FORMAT_VERSION, what)
+            return list(map(EvaluationQuery.of_record, queries))
 
     async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
         """Lists at most `limit` jobs older than number `before` (0 for all), and the next number (0 at the end)."""
-        page, after = await self.cycles.page(limit, before)
-        return [job_of(job_id, record) for job_id, record in page], after
+        return await self.cycles.page(limit, before, job_of)
 
     async def transition(
         self, job_id: str, allowed: Sequence[State], state: State, version: str = "", worker: str = "", **how: Any

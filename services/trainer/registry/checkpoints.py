@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.corpus.active import read_active
@@ -22,6 +24,32 @@ log = get(__name__)
 FOLDER = "checkpoints"
 SERVING = ("stable", "canary")  # labels that calls go to without naming one
 CROSS_ENCODER = "cross-encoder"  # `model_type` in a cross-encoder's meta, which sentence encoders lack, and its space
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a checkpoint ranks the gold premises of each validation query."""
+
+    average_precisions: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A checkpoint's metrics, as its job measured them: what the quality gate reads of `metrics.json`.
+
+    `measured` are the average precisions of other versions on the same queries, which the next three fields tell apart.
+    """
+
+    after: Measured
+    before: Measured
+    base_version: str
+    measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    generation: str = ""
+    queries_sha256: str = ""
+    reranks: str = ""  # the version whose rankings a cross-encoder re-ranked
+
+
+_METRICS = TypeAdapter(Metrics)
 
 
 class Checkpoints:
@@ -123,19 +151,18 @@ class Checkpoints:
 
         return await asyncio.to_thread(read)
 
-    async def metrics(self, version: str) -> dict[str, Any] | None:
+    async def metrics(self, version: str) -> Metrics | None:
         """Reads a checkpoint's validation metrics; None if it was trained without validation queries.
 
         Raises NotFound and DataLoss.
         """
 
-        def read() -> dict[str, Any] | None:
+        def read() -> Metrics | None:
             artifact = self.store.open(FOLDER, version, verify="size")
             if "metrics.json" not in artifact.files:
                 return None
             with damage_is_data_loss(path := artifact.file("metrics.json"), f"restore {version}, or train it again"):
-                metrics: dict[str, Any] = json.loads(path.read_bytes())
-            return metrics
+                return _METRICS.validate_json(path.read_bytes())
 
         return await asyncio.to_thread(read)
 

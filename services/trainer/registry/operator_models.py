@@ -72,7 +72,7 @@ class OperatorModels:
 
     def _remembered(self, path: Path, done: Path, source: dict[str, Any], inputs: Collection[str]) -> str:
         """The version that an earlier start made of the same source; empty if none did."""
-        with suppress(FileNotFoundError, ValueError):  # none, or a damaged one, is made anew
+        with suppress(FileNotFoundError, ValueError, AttributeError):  # none, or a damaged one, is made anew
             request, result = (json.loads(one.read_bytes()) for one in (path, done))
             if {name: value for name, value in request.items() if name not in {"artifacts_dir", *inputs}} == source:
                 return str(result.get("version", ""))

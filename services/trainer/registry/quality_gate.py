@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from aeenc import errors
 from aeenc.evaluation import Outcome, difference_of
 from aeenc.evaluation.metrics import FEWEST
 from services.store.registry import Registry
-from services.trainer.registry.checkpoints import Checkpoints
+from services.trainer.registry.checkpoints import Checkpoints, Metrics
 
 _SAME = ("generation", "queries_sha256", "reranks")  # a cross-encoder's quality depends on the rankings
 
@@ -98,7 +97,7 @@ class QualityGate:
         if candidate is None:
             unmeasured = "it was trained without validation queries, and on too few trees to hold any back"
             return serving.revision, Verdict(not_compared=unmeasured)
-        ours = _precisions(candidate, "after")
+        ours = candidate.after.average_precisions
         if len(ours) < FEWEST:
             too_few = f"too few validation queries: {len(ours)}, a comparison needs {FEWEST}; evaluate both versions"
             return serving.revision, Verdict(not_compared=too_few)
@@ -113,18 +112,19 @@ class QualityGate:
         )
         return serving.revision, Verdict(tuple(comparisons), "" if comparisons else other)
 
-    async def _measured(self, theirs: str, candidate: dict[str, Any]) -> Sequence[float]:
+    async def _measured(self, theirs: str, candidate: Metrics) -> Sequence[float]:
         """Finds a version's average precisions on the candidate's queries; none if it was never measured on them."""
-        if found := candidate.get("measured", {}).get(theirs):
-            return found  # type: ignore[no-any-return]
-        if candidate["base_version"] == theirs:
-            return _precisions(candidate, "before")
+        if found := candidate.measured.get(theirs):
+            return found
+        if candidate.base_version == theirs:
+            return candidate.before.average_precisions
         try:
             metrics = await self._checkpoints.metrics(theirs)
         except (errors.NotFound, errors.DataLoss):  # deleted since, or damaged: another one is to take its place
             return ()
-        same = metrics is not None and all(metrics.get(name) == candidate.get(name) for name in _SAME)
-        return _precisions(metrics, "after") if metrics and same else ()
+        if metrics is None or any(getattr(metrics, name) != getattr(candidate, name) for name in _SAME):
+            return ()
+        return metrics.after.average_precisions
 
 
 def _compared(version: str, ours: Sequence[float], theirs: str, measured: Sequence[float]) -> Comparison:
@@ -138,7 +138,3 @@ def _compared(version: str, ours: Sequence[float], theirs: str, measured: Sequen
             reason="QUALITY_GATE",
         )
     return made
-
-
-def _precisions(metrics: dict[str, Any], when: str) -> Sequence[float]:
-    return metrics[when]["average_precisions"]  # type: ignore[no-any-return]

@@ -257,11 +257,12 @@ async def test_a_setting_that_is_taken_back_or_changed_or_a_damaged_note_exports
         raise started
 
     monkeypatch.setattr("services.trainer.registry.operator_models.Child.start", start)
-    if changed is None:
-        (tmp_path / "pretrained.result").write_text("")
     now = source if changed is None else {"base_model": "b", **changed}
-    with pytest.raises(RuntimeError, match="a child exports"):
-        await exports.version("pretrained", "base model", now, directory="here")
+    for damaged in ("", "7", "[]", "{}") if changed is None else (json.dumps({"version": space.version}),):
+        (tmp_path / "pretrained.result").write_text(damaged)
+        (tmp_path / "pretrained.json").write_text(json.dumps(request))
+        with pytest.raises(RuntimeError, match="a child exports"):
+            await exports.version("pretrained", "base model", now, directory="here")
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "cross-encoder"])

@@ -122,10 +122,15 @@ async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothi
     assert (await world.registry.publish(good, force=True)).not_compared == "it was forced"
     await world.registry.publish(damaged, force=True)
     metrics = world.space.store.root / "checkpoints" / damaged / "metrics.json"
-    metrics.write_text("{" * metrics.stat().st_size)  # as many bytes as its manifest says
-    assert f"{damaged} was not measured" in (await world.registry.publish(about)).not_compared
-    with pytest.raises(errors.DataLoss, match=rf"{damaged}/metrics.json cannot be read .* restore {damaged}"):
-        await world.registry.publish(damaged)
+    sound = metrics.read_text()
+    assert (await world.registry.publish(about)).comparisons
+    await world.registry.publish(damaged, force=True)
+    for content in ("{", "[]", "7", "{}", sound.replace("average", "other"), sound.replace("[0.8, ", '["a",')):
+        await world.registry.publish(damaged, force=True)
+        metrics.write_text(content.ljust(len(sound)))  # as many bytes as its manifest says
+        assert f"{damaged} was not measured" in (await world.registry.publish(about)).not_compared
+        with pytest.raises(errors.DataLoss, match=rf"(?s){damaged}/metrics.json cannot be read .* restore {damaged}"):
+            await world.registry.publish(damaged)
 
 
 async def test_a_job_measures_what_stable_and_canary_serve_in_its_space(world: World):
