@@ -83,6 +83,8 @@ def check_labels(name: str, config: dict[str, Any]) -> None:
 def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     directory = Path(name)
     if not directory.is_dir():
+        if name.startswith(("/", "./", "../", "~")) or ("/" in name and directory.parent.is_dir()):
+            raise FailedPrecondition(f"{what} {name!r} is a path without a directory; correct {setting}")
         directory = _from_hub(name, what, setting, files)
     missing = [file for file in FILES if not (directory / file).is_file()]
     if missing:
@@ -118,7 +120,8 @@ def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
         is_local = isinstance(error, LocalEntryNotFoundError)  # neither kept here nor fetched; its cause says why
         why = (error.__cause__ if is_local else None) or error
         problem = f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(why).__name__})"
-        is_away = is_local and not isinstance(why, OfflineModeIsEnabled)
+        # Else the download has not begun or has broken off; an error number is of the disk, a ValueError of the name.
+        is_away = not isinstance(why, OfflineModeIsEnabled | ValueError) and getattr(why, "errno", None) is None
         if isinstance(why, HfHubHTTPError):  # its answer is a refusal unless it is one of these
             is_away = why.response.status_code == 429 or why.response.status_code >= 500
         if is_away:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,9 +21,12 @@ from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import Configured
 from services.trainer.jobs.runner import base_model_of
+from services.trainer.models.base_model import FILES
 from services.trainer.settings import TrainerSettings
 from support.models.tiny_base_models import write_sentence_model
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
+
+COMMIT = "a" * 40
 
 
 @pytest.mark.usefixtures("forks")
@@ -68,12 +73,13 @@ def test_a_job_that_has_learned_goes_on_with_its_base_model_whatever_the_setting
     [
         (0, False, errors.Unavailable, r"\(ConnectError\); try later, or name a directory in"),
         (0, True, errors.FailedPrecondition, r"\(OfflineModeIsEnabled\); correct"),
+        (200, False, errors.Unavailable, r"\(ReadError\); try later, or name a directory in"),
         (403, False, errors.FailedPrecondition, r"\(HfHubHTTPError\); correct"),
         (429, False, errors.Unavailable, r"\(HfHubHTTPError\); try later, or name a directory in"),
         (500, False, errors.Unavailable, r"\(HfHubHTTPError\); try later, or name a directory in"),
     ],
 )
-def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_nobody_may_ask_or_that_refuses_is_not(
+def test_a_hub_that_is_away_for_a_moment_or_breaks_off_is_waited_for_and_one_that_nobody_may_ask_or_that_refuses_is_not(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     status: int,
@@ -83,16 +89,48 @@ def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_nobody_may_a
 ):
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_error(status)
+            if status != 200:
+                self.send_error(status)
+                return
+            is_file = "/resolve/" in self.path
+            listed = [{"type": "file", "path": FILES[0], "size": 100, "oid": COMMIT}]
+            content = json.dumps(listed if "/tree/" in self.path else {"id": "nobody/bert-large", "sha": COMMIT})
+            self.send_response(200)
+            headers = {"Content-Length": 100 if is_file else len(content), "ETag": '"e"', "X-Repo-Commit": COMMIT}
+            for name, value in headers.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            if not is_file:
+                self.wfile.write(content.encode())
+            elif self.command == "GET":  # breaks off: a reset
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+
+        do_HEAD = do_GET  # noqa: N815
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         port = server.server_port if status else 9
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url := f"http://127.0.0.1:{port}")
+        template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         with pytest.raises(refusal, match=rf"bert-large' is not a directory and .* {told} AEENC_TRAINER_BASE_MODELS"):
             base_model_of("large", Configured({}, {"large": "nobody/bert-large"}), JobFiles(tmp_path))
         server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["/models/bert", "./bert", "../bert", "~/bert", "models/brt"])
+def test_a_path_without_a_directory_is_never_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    told = f"{name}' is a path without a directory; correct AEENC_TRAINER_BASE_MODELS"
+    with pytest.raises(errors.FailedPrecondition, match=re.escape(told)):
+        base_model_of("large", Configured({}, {"large": name}), JobFiles(tmp_path))
 
 
 @pytest.mark.parametrize("setting", ["base_models", "losses"])
