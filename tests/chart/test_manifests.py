@@ -21,6 +21,7 @@ from tools.settings_doc import client_settings
 
 pytestmark = [pytest.mark.chart, pytest.mark.timeout(300)]
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+SECRET = {"name": "s", "key": "k"}
 SERVICES = (EncoderSettings, IndexSettings, SamplerSettings, TrainerSettings)
 SETTINGS = {f"AEENC_{one.service.upper()}_{field.upper()}" for one in SERVICES for field in one.model_fields}
 SETTINGS |= {
@@ -283,8 +284,13 @@ def test_a_list_without_peers_admits_nobody_where_an_empty_from_would_admit_ever
         ({"redis": {"bundled": {"enabled": False}}}, "redis.external.urlSecret.name"),
         ({"workbench": {"enabled": True}}, "workbench.url"),
         (
-            {"settings": {"LOG_LEVEL": "debug"}, "index": {"secretSettings": {"LOG_LEVEL": {"name": "s", "key": "k"}}}},
-            "AEENC_INDEX_LOG_LEVEL stands in settings and in secretSettings; leave one out",
+            {"settings": {"LOG_LEVEL": "debug"}, "index": {"secretSettings": {"LOG_LEVEL": SECRET}}},
+            "AEENC_INDEX_LOG_LEVEL stands twice in index",
+        ),
+        ({"trainer": {"secretSettings": {"REDIS_URL": SECRET}}}, "REDIS_URL"),
+        (
+            {"encoder": {"pools": {"cpu": {"extraEnv": [{"name": "AEENC_ENCODER_PORT", "value": "1"}]}}}},
+            "AEENC_ENCODER_PORT stands twice in encoder",
         ),
     ],
 )

@@ -84,7 +84,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/*
 (list prefix settings secretSettings): `settings` is a list, in which later ones win; null takes one away, which a secret
-one of the same name needs. `merge` would take 0 and false for nothing.
+one of the same name needs ("aeenc.workload" refuses both). `merge` would take 0 and false for nothing.
 */}}
 {{- define "aeenc.settings" -}}
 {{- $prefix := index . 0 -}}
@@ -96,9 +96,6 @@ one of the same name needs. `merge` would take 0 and false for nothing.
 {{- end }}
 {{- end }}
 {{- range $name, $secret := index . 2 }}
-{{- if not (kindIs "invalid" (index $settings $name)) }}
-{{- fail (printf "%s%s stands in settings and in secretSettings; leave one out" $prefix $name) }}
-{{- end }}
 {{ include "aeenc.secretEnv" (list (printf "%s%s" $prefix $name) $secret) }}
 {{- end }}
 {{- end -}}

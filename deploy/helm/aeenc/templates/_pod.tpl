@@ -138,6 +138,13 @@ tcpSocket: {port: http}
 {{- $own := .values -}}
 {{- $gpus := int (default 0 $own.gpus) -}}
 {{- $four := has .component (list "encoder" "index" "sampler" "trainer") -}}
+{{- $names := list -}}
+{{- range concat (fromYamlArray .env) (default list $own.extraEnv) -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s stands twice in %s: the chart itself, settings, secretSettings and extraEnv each set a variable once; leave one out" .name $.component) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
 {{- $artifacts := and (has .component (list "encoder" "index" "trainer")) (not $v.artifacts.url) -}}
 {{- $web := hasPrefix "/" .probe -}}
 {{- $variant := default (ternary "gpu" "" (gt $gpus 0)) $own.variant -}}
