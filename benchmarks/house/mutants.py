@@ -1,11 +1,12 @@
 """Do the tests notice broken code? Mutants of a room, drawn by a seed. `make bench NAME=mutants ARGS='--room ranking'`.
 
     modules ─▶ every place that can be mutated ─▶ `--count` of them, by `--seed` ─▶ a copy of the repository a worker
-            ─▶ the room's tests there, `-x` ─▶ killed (a test fails, or time is up) or survived
+            ─▶ those of the room's tests that run the line, `-x` ─▶ killed (a test fails, or time is up) or survived
 
-The tests of a module's own folder run first, then the others. What a mutant came to is kept below .aeenc for as long as
-its module's text stays the same: a run that is broken off goes on, and tries those again that survived. Survivors are
-listed with file, line and change. Those that change nothing that a caller could see are not counted:
+A first run of all tests, without a mutant, notes the lines that each runs (`tests_run`); what no test runs, or runs as
+its module is read, has the tests that run any line of its module. What a mutant came to is kept below .aeenc for as
+long as its module's text stays the same: a run that is broken off goes on, and tries those again that survived.
+Survivors are listed with file, line and change. Those that change nothing that a caller could see are not counted:
 `mutants-equivalent.txt` beside this file has a line `PATH: BEFORE -> AFTER in LINE | reason` for each.
 """
 
@@ -21,20 +22,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from benchmarks.harness.rows import ROOT, Rows
 from services.store.life_cycles import digest
 
 KEPT = ROOT / ".aeenc" / "bench" / "mutants"
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
+TESTS_RUN = Path(__file__).with_name("tests_run.py")
 LEAST = 0.9
 SLOWER, SPARE_S = 4.0, 20.0  # a mutant's tests may take so many times as long as without it, and so much longer
+MOST_S = 30.0  # of tests that a mutant has, without it, those in the file of its module's name aside
 EXIT_PASSED = 0  # of pytest
 _SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -59,13 +65,12 @@ ROOMS = {
     "learning": Room(
         ("services/trainer/train/*.py", "services/trainer/evaluation/*.py", "services/trainer/registry/*.py",
          "services/encoder/batching/admission.py", "services/encoder/batching/queues.py"),
-        ("tests/trainer/train/losses", "tests/trainer/evaluation", "tests/trainer/registry", "tests/encoder/batching"),
+        ("tests/trainer/train", "tests/trainer/evaluation", "tests/trainer/registry", "tests/encoder/batching"),
     ),
-    "sdk": Room(
+    "sdk": Room(  # the tests of adapters/http.py are the gateway's
         ("clients/python/aeenc/transport/*.py", "clients/python/aeenc/files/*.py", "clients/python/aeenc/exports/*.py",
-         "clients/python/aeenc/adapters/*.py", "clients/python/aeenc/values/reading.py"),
-        ("tests/aeenc/transport", "tests/aeenc/files", "tests/aeenc/exports", "tests/aeenc/adapters",
-         "tests/aeenc/test_values.py"),
+         "clients/python/aeenc/adapters/[!h]*.py", "clients/python/aeenc/values/reading.py"),
+        ("tests/aeenc",),
     ),
 }  # fmt: skip
 
@@ -169,8 +174,8 @@ def drawn(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
 class Copy:
     """A copy of the files that git knows, as they are now, in which one mutant at a time is tried."""
 
-    def __init__(self, folder: Path, tests: Sequence[str]) -> None:
-        self._folder, self._tests = folder, tests
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._changed = 0  # so that no compiled file is taken for that of another text
         listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"],
                                 capture_output=True, check=True, text=True)  # fmt: skip
@@ -178,17 +183,18 @@ class Copy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes((ROOT / name).read_bytes())
+        paths = os.pathsep.join(str(folder / part) for part in (".", "clients/python", "tests"))
+        self._runner = subprocess.Popen(
+            [sys.executable, str(TESTS_RUN)], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
 
-    def passes(self, limit_s: float, mutant: Mutant | None = None) -> bool:
-        """Whether all tests pass within the time, with a mutant or without."""
-        if mutant is None:
-            return self._run(self._tests, limit_s)
+    def survives(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> bool:
+        """Whether all tests pass within the time with the mutant."""
         sound = (ROOT / mutant.path).read_bytes()
         self._write(mutant.path, sound[: mutant.start] + mutant.after.encode() + sound[mutant.end :])
         try:
-            own = [one for one in self._tests if Path(one).name in Path(mutant.path).parts]
-            others = [one for one in self._tests if one not in own]
-            return all(self._run(tests, limit_s) for tests in (own, others) if tests)
+            return not tests or self.run(tests, limit_s) == EXIT_PASSED
         finally:
             self._write(mutant.path, sound)
 
@@ -198,22 +204,63 @@ class Copy:
         at = time.time() - 1_000_000 + self._changed
         os.utime(self._folder / path, (at, at))
 
-    def _run(self, tests: Sequence[str], limit_s: float) -> bool:
+    def run(self, given: Sequence[str], limit_s: float, notes: str = "") -> int:
+        """Runs tests up to the first that fails, and gives back pytest's status. Notes of lines go to a folder."""
         options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not (slow or crash or soak or reference or sdk)"]
-        paths = os.pathsep.join(str(self._folder / part) for part in (".", "clients/python", "tests"))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *tests], cwd=self._folder, stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        try:
-            return process.wait(limit_s) == EXIT_PASSED
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+        print(json.dumps([[*options, *given], limit_s, notes]), file=self._runner.stdin, flush=True)
+        assert self._runner.stdout is not None
+        return int(self._runner.stdout.readline())
+
+    @property
+    def log(self) -> str:
+        """The end of what the last run wrote."""
+        return (self._folder / "tests.log").read_text(errors="replace")[-5000:]
+
+    def close(self) -> None:
+        """Ends the process that runs tests."""
+        self._runner.communicate()
+
+
+class LinesRun:
+    """Which tests run a line, and how long they take; noted by a run of them all that must pass.
+
+    What is run while a test is prepared may serve the others of its file too, so that they all run it.
+    """
+
+    def __init__(self, copy: Copy, modules: Sequence[str], tests: Sequence[str]) -> None:
+        self._of: dict[tuple[str, int], set[str]] = defaultdict(set)
+        self._seconds: Counter[str] = Counter()
+        with tempfile.TemporaryDirectory(prefix="aeenc-lines-") as folder:
+            Path(folder, "sitecustomize.py").write_bytes(TESTS_RUN.read_bytes())
+            Path(folder, "modules").write_text("\n".join(modules))
+            if copy.run(["--timeout=900", f"--junitxml={folder}/seconds.xml", *tests], 3600.0, folder) != EXIT_PASSED:
+                raise SystemExit(f"{copy.log}\nwithout a mutant, {' '.join(tests)} do not pass; mend them first")
+            for notes in Path(folder).glob("*.lines"):
+                for note in notes.read_text().splitlines():
+                    path, line, test = note.split(" ", 2)
+                    name, _, phase = test.rpartition(" ")
+                    self._of[path, int(line)].add(name if phase == "(call)" else _file(name))
+            for case in ET.parse(f"{folder}/seconds.xml").iter("testcase"):
+                file, seconds = f"{case.attrib['classname'].replace('.', '/')}.py", float(case.attrib["time"])
+                self._seconds.update({file: seconds, f"{file}::{case.attrib['name']}": seconds})
+        every = sorted(set().union(*self._of.values()))
+        if every and copy.run(["--collect-only", *every], 3600.0) != EXIT_PASSED:
+            raise SystemExit("pytest does not find each test by its name; give tests whose names stay the same")
+
+    def tests(self, mutant: Mutant) -> tuple[list[str], float]:
+        """Those that run one of its lines, the file of its module's name first, then the fast ones; and a limit."""
+        lines = range(mutant.line, mutant.line + mutant.before.count("\n") + 1)
+        found = set().union(*(self._of.get((mutant.path, line), set()) for line in lines))
+        found = found or set().union(*(tests for (path, _), tests in self._of.items() if path == mutant.path))
+        own = f"test_{Path(mutant.path).name}"
+        order = sorted((Path(_file(one)).name != own, self._seconds[one], one) for one in found)
+        ends = accumulate(seconds for _, seconds, _ in order)
+        chosen = [test for (is_other, _, test), end in zip(order, ends, strict=True) if not is_other or end < MOST_S]
+        return chosen, SLOWER * sum(self._seconds[one] for one in chosen) + SPARE_S
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[str], workers: int) -> None:
@@ -225,22 +272,20 @@ def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[st
     left = [one for one in mutants if told.get(key_of[one], True)]
     begun = time.monotonic()
     with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-mutants-")))
-                   for _ in range(workers if left else 0)]  # fmt: skip
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        limit_s = 0.0
-        for folder in folders:
-            copy = Copy(folder, tests)
-            if not limit_s:
-                if not copy.passes(3600.0):
-                    raise SystemExit(f"without a mutant, {' '.join(tests)} do not pass; mend them first")
-                limit_s = SLOWER * (time.monotonic() - begun) + SPARE_S
-                begun = time.monotonic()
+        for _ in range(workers if left else 0):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aeenc-mutants-"))
+            copies.put(stack.enter_context(closing(Copy(Path(folder)))))
+        if left:
+            copy = copies.get()
+            lines_run = LinesRun(copy, sorted({one.path for one in mutants}), tests)
             copies.put(copy)
+            rows.note(f"{name}: seconds of all tests, with their lines noted", time.monotonic() - begun, "s")
+            begun = time.monotonic()
 
         def survives(mutant: Mutant) -> None:
             copy = copies.get()
-            told[key_of[mutant]] = copy.passes(limit_s, mutant)
+            told[key_of[mutant]] = copy.survives(mutant, *lines_run.tests(mutant))
             copies.put(copy)
             kept.write_text(json.dumps(told))
             print(f"  {'survived' if told[key_of[mutant]] else 'killed'}  {mutant}", flush=True)

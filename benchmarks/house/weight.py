@@ -70,6 +70,7 @@ ROOMS = {
             "benchmarks/house/field.py": "field",
             "benchmarks/house/hops.py": "hops",
             "benchmarks/house/mutants.py": "mutants",
+            "benchmarks/house/tests_run.py": "mutants",
             **{f"benchmarks/house/scan{part}.py": "scan" for part in ("", "_commands", "_rpcs", "_sdk", "_values")},
             "benchmarks/sampler/node-rates.py": "node-rates",
             "benchmarks/sampler/queue-costs.py": "queue-costs",

@@ -1,19 +1,22 @@
 """What benchmarks stand on: a table that names each, mutants that are drawn alike, what counts as hand-written."""
 
 import ast
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness import rows
 from benchmarks.harness.rows import ROOT
-from benchmarks.house.mutants import drawn, equivalent, mutants_of
+from benchmarks.house.mutants import TESTS_RUN, drawn, equivalent, mutants_of
+from benchmarks.house.tests_run import NOTES
 from benchmarks.house.weight import ROOMS, STOOD, is_generated, is_in, weight
 
 OTHER_COMMANDS = {"table1", "figure3", "own_text", "textgraphs", "nli", "analogy"}  # of make
-PART = {"scan_commands"}  # of a benchmark, in a process of its own
+PART = {"scan_commands", "tests_run"}  # of a benchmark, in a process of its own
 
 
 def test_the_table_of_benchmarks_names_each_script():
@@ -68,6 +71,27 @@ def test_each_mutant_that_is_not_counted_can_be_made_today_and_has_a_reason():
     made = {one.change for path in paths for one in mutants_of(path, (ROOT / path).read_text())}
     assert not told.keys() - made, "take these off mutants-equivalent.txt, or write them anew"
     assert all(told.values())
+
+
+TESTS = """import subprocess, sys, m
+
+def test_here():
+    m.one()
+
+def test_there():
+    subprocess.run([sys.executable, "-c", "import m; m.one()"], check=True)
+"""
+
+
+def test_the_lines_of_functions_are_noted_that_a_test_runs_here_and_in_processes_that_it_starts(tmp_path: Path):
+    (tmp_path / "m.py").write_text("def one():\n    return 1\n")
+    (tmp_path / "test_m.py").write_text(TESTS)
+    (tmp_path / "modules").write_text(f"{tmp_path}/m.py")
+    (tmp_path / "sitecustomize.py").write_bytes(TESTS_RUN.read_bytes())
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), NOTES: str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, env=environment, check=True)
+    noted = sorted(line for file in tmp_path.glob("*.lines") for line in file.read_text().splitlines())
+    assert noted == [f"{tmp_path}/m.py 2 test_m.py::test_{where} (call)" for where in ("here", "there")]
 
 
 def test_lines_and_statements_are_those_of_a_rooms_hand_written_files():
