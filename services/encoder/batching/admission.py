@@ -218,8 +218,6 @@ class CostModel:
     def line(self) -> tuple[float, float]:
         """Seconds for each token and fixed seconds for each batch, both at least 0."""
         weight, x, y, xx, xy = self._sums
-        if not weight:
-            return 0.0, 0.0
         spread = xx - x * x / weight
         slope = (xy - x * y / weight) / spread if spread > MIN_SPREAD else 0.0
         mean = y / x if x else 0.0

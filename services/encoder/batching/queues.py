@@ -153,7 +153,7 @@ class Queues:
         if not in_window:
             queue.forget_callers()
         is_patient = now < self._patient_until
-        if not in_window or (is_patient and queue.has_newcomers):
+        if not in_window or is_patient:
             window: Batch = []
             tokens = 0
             batch_items, batch_tokens = self._bounds_of_pairs if isinstance(runner, PairRunner) else self._bounds

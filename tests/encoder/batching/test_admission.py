@@ -16,8 +16,10 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.runtime.runners import PaddedRunner, PairRunner
 
 
-def admission(tokens: int = 4000, cost: CostModel | None = None) -> Admission:
-    return Admission(tokens, cost or CostModel(1), EncoderMetrics(CollectorRegistry()))
+def admission(
+    tokens: int = 4000, cost: CostModel | None = None, registry: CollectorRegistry | None = None
+) -> Admission:
+    return Admission(tokens, cost or CostModel(1), EncoderMetrics(registry or CollectorRegistry()))
 
 
 def known_cost(seconds_a_token: float, fixed_s: float = 0.0, workers: int = 1) -> CostModel:
@@ -29,14 +31,14 @@ def known_cost(seconds_a_token: float, fixed_s: float = 0.0, workers: int = 1) -
 
 
 async def test_a_full_lane_refuses_the_whole_call_with_a_delay_and_leaves_the_other_lane_open():
-    gate = admission(4000)  # 3,000 interactive, 1,000 bulk
+    gate = admission(4000, known_cost(0.01))  # 3,000 interactive, 1,000 bulk
     async with AsyncExitStack() as stack:
         for caller in "abcdef":
             await stack.enter_async_context(gate.admitted("interactive", 370, None, caller=caller))
         message = r"2,220 tokens wait .* 0 of them yours, and 370 more are over its limit of 3,000"
         with pytest.raises(Overloaded, match=message) as caught:
             await stack.enter_async_context(gate.admitted("interactive", 370, None, caller="g"))
-        assert caught.value.retry_after_s > 0
+        assert caught.value.retry_after_s == pytest.approx(3.3, rel=0.01), "2,220 and 3 · 370 are 330 over the limit"
         await stack.enter_async_context(gate.admitted("interactive", 250, None, caller="g"))
         await stack.enter_async_context(gate.admitted("bulk", 125, None))
 
@@ -132,12 +134,15 @@ async def test_slow_pairs_do_not_spoil_the_forecast_of_an_encode_and_it_still_wa
         for kind, seconds_a_token in ((PaddedRunner, 0.0001), (PairRunner, 0.01)):
             cost.observe(tokens, tokens * seconds_a_token)
             cost.of(kind).observe(tokens, tokens * seconds_a_token)
-    gate = admission(100_000, cost)
+    registry = CollectorRegistry()
+    gate = admission(100_000, cost, registry)
     async with gate.admitted("interactive", 1000, time.monotonic() + 1, kind=PaddedRunner):
         with pytest.raises(DeadlineExceeded, match=r"take about (9\.9|10\.0). s here"):
             await gate.admitted("interactive", 1000, time.monotonic() + 1, kind=PairRunner).__aenter__()
         with pytest.raises(Overloaded, match="would be done in about"):
             await gate.admitted("interactive", 1000, time.monotonic() + 1, kind=PaddedRunner).__aenter__()
+    for reason in ("deadline_too_short", "deadline_unreachable"):
+        assert registry.get_sample_value("aeenc_encoder_refused_total", {"reason": reason}) == 1
 
 
 def test_the_fit_finds_the_line_and_follows_a_machine_that_slows_down():
@@ -149,6 +154,9 @@ def test_the_fit_finds_the_line_and_follows_a_machine_that_slows_down():
         cost.observe(100 + number % 5 * 50, (100 + number % 5 * 50) * 0.006)
     assert cost.line[0] == pytest.approx(0.006, rel=0.05)
     assert cost.queue_s(1000) == pytest.approx(6.0, rel=0.05)
+    cost = CostModel(1)
+    cost.observe(100, 2.0)
+    assert cost.line == (0.0, 2.0), "batches of one size tell what a batch takes, and not a token"
 
 
 @asynccontextmanager
@@ -187,12 +195,14 @@ async def test_a_call_without_patience_does_not_overtake_a_stream_that_waits():
 
 async def test_a_small_batch_of_a_stream_does_not_overtake_a_large_one_that_waits():
     gate, entered = admission(4000), []
-    async with held(gate, *[125] * 7, 50):
-        large = asyncio.create_task(enter(gate, 100, entered))
-        await asyncio.sleep(0)
-        small = asyncio.create_task(enter(gate, 50, entered))
+    async with held(gate, *[125] * 7, 30):
+        async with held(gate, 20):
+            large = asyncio.create_task(enter(gate, 100, entered))
+            await asyncio.sleep(0)
+            small = asyncio.create_task(enter(gate, 50, entered))
+            await asyncio.sleep(0.05)
         await asyncio.sleep(0.05)
-        assert entered == [], "75 are free"
+        assert entered == [], "first 75, then 95 are free"
     await asyncio.gather(large, small)
     assert entered == [100, 50]
 
@@ -233,9 +243,10 @@ async def test_room_that_was_promised_to_a_waiter_is_nobody_elses():
 
 
 async def test_one_absurdly_slow_batch_does_not_close_the_door(monkeypatch):
-    cost = known_cost(0.0001)
+    cost = known_cost(0.0001, 0.01)
+    before_s = cost.compute_s(200)
     cost.observe(200, 60.0)
-    assert cost.compute_s(14) < 0.1
+    assert before_s * 1.2 < cost.compute_s(200) < before_s * 1.5, "it counts as one of some times as long"
     gate = admission(100_000, known_cost(1.0))
     with pytest.raises(DeadlineExceeded):
         await gate.admitted("interactive", 100, time.monotonic() + 1).__aenter__()
