@@ -384,6 +384,35 @@ async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_i
     await channel.close()
 
 
+class EndedCall:
+    """A call that grpc.aio itself has cancelled, for its last message came too late."""
+
+    async def _ended(self) -> Any:
+        raise asyncio.CancelledError
+
+    def __await__(self) -> Any:
+        return self._ended().__await__()
+
+    def __aiter__(self) -> EndedCall:
+        return self
+
+    __anext__ = _ended
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("call", [Channel.send_stream, lambda channel, of, sent: anext(channel.stream(of, sent()))])
+async def test_a_call_that_ends_while_messages_are_sent_is_not_taken_for_one_that_was_cancelled(call: Any) -> None:
+    async def messages() -> AsyncIterator[Any]:
+        yield None
+
+    channel = Channel("127.0.0.1:1", retry=False)
+    with pytest.raises(errors.Unavailable, match="ended the call while a message was being sent"):
+        await call(channel, lambda *_, **__: EndedCall(), messages)
+    await channel.close()
+
+
 @pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
 async def test_a_proxy_of_the_environment_is_for_other_machines_and_named_where_it_leads(
     monkeypatch: pytest.MonkeyPatch, name: str

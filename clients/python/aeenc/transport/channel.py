@@ -488,7 +488,7 @@ def _failed_write() -> AioRpcError:
 def _policy(retry: Retry | bool) -> Retry:
     if isinstance(retry, Retry):
         return retry
-    return Retry() if retry else Retry(attempts=1, away_s=0.0)
+    return Retry() if retry else Retry(attempts=1)
 
 
 def pause_s(attempt: int, error: errors.AeencError | None = None) -> float:
