@@ -67,14 +67,15 @@ def test_a_rate_is_shown_also_where_all_came_at_once_and_none_of_nothing(
     assert re.search(shown, told), told
 
 
+@pytest.mark.parametrize("named", ["00000000-0000-0000-0000-000000000001", "鉄磁石金属鉄磁石金属鉄磁石"])
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_however_narrow_the_terminal_ids_are_whole_and_nothing_else_vanishes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, named: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     names, row = (
         ("id", "premise", "score"),
-        ("00000000-0000-0000-0000-000000000001", "ice is frozen water " * 3, "0.471"),
+        (named, "ice is frozen water " * 3, "0.471"),
     )
     Output().result({}, table(names, [row], right=1, whole=("id",)))
     told = capsys.readouterr().out
@@ -88,10 +89,16 @@ def test_however_narrow_the_terminal_ids_are_whole_and_nothing_else_vanishes(
 def test_a_field_is_printed_as_what_json_has():
     at = datetime(2026, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
     one = SimpleNamespace(
-        kappa=float("nan"), share=0.5, ids=("a", "b"), at=at, work=SimpleNamespace(state=values.WorkState.FAILED)
+        kappa=float("nan"),
+        loss=float("inf"),
+        share=0.5,
+        ids=("a", "b"),
+        at=at,
+        work=SimpleNamespace(state=values.WorkState.FAILED),
     )
-    assert fields_of(one, "kappa", "share", "ids", "at", "end=work.state") == {
+    assert fields_of(one, "kappa", "loss", "share", "ids", "at", "end=work.state") == {
         "kappa": None,
+        "loss": None,
         "share": 0.5,
         "ids": ["a", "b"],
         "at": "2026-03-01T12:00:00+00:00",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
@@ -286,6 +287,9 @@ def test_what_cannot_work_is_refused_with_the_remedy(tmp_path: Path) -> None:
             LanguageModelOracle("http://h/v1", "m", template=template)
     with pytest.raises(errors.InvalidArgument, match="prices"):
         Budget(cost=1.0)
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(errors.InvalidArgument, match="from 0 on"):
+            Budget(cost=wrong, prompt_price=1.0)
     (tmp_path / "cache").write_text("this is not a database, whatever its name says")
     with pytest.raises(errors.FailedPrecondition, match="not a database"):
         LanguageModelOracle("http://h/v1", "m", cache=tmp_path / "cache")

@@ -27,18 +27,6 @@ from aeenc.files.whole import whole_file
 from aeenc.trees import Accessible
 from aeenc.values import WorkState
 
-__all__ = [
-    "STABLE",
-    "Gold",
-    "Journal",
-    "Loop",
-    "LoopPlan",
-    "RolloutIncomplete",
-    "Round",
-    "WorkEndedBadly",
-    "pretrained",
-]
-
 FORMAT_VERSION = 1
 STABLE = "stable"
 PUBLISH_S = 60.0
@@ -105,11 +93,7 @@ class LoopPlan:
         """Hashes the plan without `rounds` and `patience`: a loop that goes on may change when it ends."""
         chosen = {name: dict(getattr(self, name)) for name in ("run", "later_run", "job")}
         values = {**vars(self), "rounds": 0, "patience": 0, **chosen}
-        if not self.trains_premises:
-            del values["mode"]  # as before there were others
         values["accessible"] = {text: [one.before_id, *(one.only_ids or ())] for text, one in self.accessible.items()}
-        if not self.accessible:
-            del values["accessible"]  # as before there was any
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -97,6 +97,7 @@ async def test_a_version_is_asked_for_queries_alone(target: str, servicer: Encod
         ({"pool": {}}, "pool: is {}"),
         ({"batch": 8}, "batch: is not an option"),
         ({"batch_size": 0}, "batch_size: is 0"),
+        ({"batch_size": "8"}, "batch_size: is '8'"),
         ({"prompt_name": "sts"}, "prompt_name: is 'sts'; give one of query, premise, document, passage"),
     ],
 )
@@ -133,6 +134,8 @@ async def test_code_written_for_sentence_transformers_runs(encoder: AeencEncoder
 async def test_a_sentence_that_is_no_string_is_named(encoder: AeencEncoder):
     with pytest.raises(errors.InvalidArgument, match=r"sentences\[1\]: is int; give strings"):
         await encode(encoder, ["a", 1])
+    with pytest.raises(errors.InvalidArgument, match="sentences: is None; give a list"):
+        await encode(encoder, None)
 
 
 async def test_the_example_of_the_page_runs(target: str, tmp_path: Path):

@@ -91,12 +91,6 @@ def test_a_text_cannot_break_out_of_a_picture():
     assert r"a \"quoted\" <b>text</b> & \\n a back\\slash" in dot
 
 
-def test_marked_premises_are_green():
-    assert to_svg(tree()).count("#d9f2d9") == to_dot(tree()).count("#d9f2d9") == 0
-    marked = {"a nail is iron"}
-    assert to_svg(tree(), marked=marked).count("#d9f2d9") == to_dot(tree(), marked=marked).count("#d9f2d9") == 1
-
-
 def test_dot_has_each_node_and_edge_once():
     dot = to_dot(tree())
     edges = re.findall(r'"(\w+)" -> "(\w+)"', dot)

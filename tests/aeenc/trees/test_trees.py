@@ -60,7 +60,7 @@ def test_a_tree_knows_its_children_leaves_and_depth() -> None:
     assert tree.children == {"hypothesis": ("int1",), "int1": ("sent1", "sent2")}
     assert tree.texts["int1"] == "leo: a thing; that contains stars"
     assert tree.leaves == ("sent1", "sent2")
-    assert tree.depth == 2
+    assert tree.depths["hypothesis"] == 2
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def chain(number: int) -> Tree:
 @pytest.mark.parametrize(("tree", "depth"), [(diamonds(500), 1002), (chain(2000), 2001)], ids=["diamonds", "chain"])
 def test_proofs_that_share_intermediates_or_are_deep_are_read_and_drawn(tree: Tree, depth: int) -> None:
     read = tree_from_record(record_from_tree(tree))
-    assert (read.depth, len(read.upward)) == (depth, len(tree.steps) + 1)
+    assert (read.depths["hypothesis"], len(read.upward)) == (depth, len(tree.steps) + 1)
     assert to_svg(read).count("<rect") == len(tree.steps) + 1
     assert len(draw(diamonds(3)).splitlines()) == 15
     assert "a2 (as above)" in draw(diamonds(3))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from aeenc.adapters.premises import ConnectsLater
 from aeenc.calls.encoding import Role
+from aeenc.calls.inputs import at_least_one, listed
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
 from aeenc.transport.sync import run
@@ -107,8 +108,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         del normalize_embeddings
         refuse(options)
         role = role_of(prompt_name) if prompt_name is not None else self._role
-        if batch_size < 1:
-            raise InvalidArgument.field("batch_size", f"is {batch_size}; give at least 1")
+        at_least_one(batch_size, "batch_size")
         if isinstance(sentences, str):
             return cast("NDArray[np.float32]", run(self._encode([sentences], role, batch_size))[0])
         matrix = run(self._encode(_strings(sentences), role, batch_size))
@@ -171,7 +171,7 @@ def refuse(options: dict[str, Any]) -> None:
 
 def _strings(sentences: Sequence[str]) -> list[str]:
     """Makes a list of strings, also of a numpy array's."""
-    texts = [str(text) if isinstance(text, np.str_) else text for text in sentences]
+    texts = [str(text) if isinstance(text, np.str_) else text for text in listed(sentences, "sentences")]
     for position, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidArgument.field(f"sentences[{position}]", f"is {type(text).__name__}; give strings")

@@ -27,7 +27,7 @@ from aeenc.errors import AeencError, AlreadyExists, DataLoss, InvalidArgument, U
 from aeenc.evaluation import accessible_of, load_data
 from aeenc.evaluation.faults import FAULTS, Fault, faults_of
 from aeenc.files.whole import is_stdout, whole_file, whole_folder
-from aeenc.trees import Dataset, Tree, draw, to_dot, to_svg, tree_from_record, write_folds, write_trees
+from aeenc.trees import Dataset, Tree, draw, numbered, to_dot, to_svg, tree_from_record, write_folds, write_trees
 
 ENTAILMENTBANK = (
     "https://raw.githubusercontent.com/allenai/entailment_bank/daac2fdb7ab52ec3ef8f2953f59288c1edd7c2f0/"
@@ -318,18 +318,6 @@ def _write(to: Path, form: Form, trees: list[Tree]) -> None:
             file.write("".join(f"{draw(tree)}\n\n" for tree in trees))
     else:
         with whole_folder(to) as folder:
-            for name, tree in zip(_file_names(trees), trees, strict=True):
+            plain = (re.sub(r"[^\w.-]", "_", tree.id).strip(".")[:100] or "tree" for tree in trees)
+            for name, tree in zip(numbered(plain), trees, strict=True):
                 (folder / f"{name}.{form}").write_text(_PICTURES[form](tree), encoding="utf-8")
-
-
-def _file_names(trees: list[Tree]) -> Iterator[str]:
-    """Yields a file name for each tree, from its id; numbers repeated ones."""
-    used: set[str] = set()
-    for tree in trees:
-        name = plain = re.sub(r"[^\w.-]", "_", tree.id).strip(".")[:100] or "tree"
-        number = 1
-        while name in used:
-            number += 1
-            name = f"{plain}-{number}"
-        used.add(name)
-        yield name

@@ -165,13 +165,14 @@ def table(
     The columns `whole`, of ids and times, are never broken over lines, so that what stands there can be copied. A
     terminal too narrow for these and a word of the others gets longer lines.
     """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     rows = list(rows)
     cells = [[str(row[place]).split("\n") for row in (columns, *rows)] for place in range(len(columns))]
-    widths = [max(len(line) for lines in column for line in lines) for column in cells]
+    widths = [max(cell_len(line) for lines in column for line in lines) for column in cells]
     least = sum(3 + (width if name in whole else min(width, WORD)) for name, width in zip(columns, widths, strict=True))
     made = Table(title=Text(title) if title else None, title_justify="left")
     if whole and least + 1 > Console().width:
@@ -202,7 +203,7 @@ def fields_table(values: Mapping[str, Any]) -> Table:
 def fields_of(value: object, *fields: str) -> dict[str, Any]:
     """Reads fields of a value as plain ones: `name`, or `other name=path.to.field`.
 
-    An enum becomes its name in lower case, a tuple a list, a time its ISO text; NaN, which JSON lacks, None.
+    An enum becomes its name in lower case, a tuple a list, a time its ISO text; what JSON has no number for, None.
     """
     paths = [(name, path or name) for name, _, path in (field.partition("=") for field in fields)]
     return {name: _plain(attrgetter(path)(value)) for name, path in paths}
@@ -215,7 +216,7 @@ def _plain(value: object) -> object:
         return list(value)
     if isinstance(value, datetime):
         return value.isoformat(timespec="seconds")
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown_time(at: datetime) -> str:

@@ -45,9 +45,7 @@ def splits_in(directory: Path | str) -> tuple[str, ...]:
 
 def gold_of(dataset: Source, split: str) -> list[Gold]:
     """Lists the gold queries of a split, with the grades of their premises where it has some."""
-    if isinstance(dataset, RatedDataset):
-        return [*dataset.queries(split)]
-    return [(query.text, query.gold) for query in dataset.queries(split)]
+    return [*dataset.queries(split)]
 
 
 def accessible_of(dataset: Source, split: str) -> dict[str, Accessible]:

@@ -69,10 +69,8 @@ def by_depth(trees: Iterable[Tree]) -> Strata:
     """By the steps between a query and the deepest leaf below it, in the tree where these are most."""
     steps: dict[str, int] = {}
     for tree in trees:
-        below: dict[str, int] = {}
-        for label in tree.upward:
-            below[label] = max((1 + below[child] for child in tree.children.get(label, ())), default=0)
-            steps[tree.texts[label]] = max(below[label], steps.get(tree.texts[label], 0))
+        for label, depth in tree.depths.items():
+            steps[tree.texts[label]] = max(depth, steps.get(tree.texts[label], 0))
     return Strata(DEPTHS, lambda query, _: DEPTHS[min(max(steps.get(query, 1), 1), len(DEPTHS)) - 1])
 
 

@@ -7,7 +7,6 @@ A file of triplets holds lines of JSON, all of P(q) x N(q); a query with one sid
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from aeenc import values
 from aeenc.evaluation.graded import check_grade
-from aeenc.files.whole import whole_file
+from aeenc.files.whole import write_json_lines
 
 FORMAT_VERSION = 1
 
@@ -111,10 +110,7 @@ def triplets_of(by_query: Mapping[str, Judgements], *, per_query: int = 0, seed:
 def write_triplets(path: Path | str, pairs: Iterable[values.Pair], *, per_query: int = 0, seed: int = 0) -> Triplets:
     """Writes a file of triplets. A reader sees the whole file or none of it."""
     by_query, conflicts = judgements_of(pairs)
-    count = 0
-    with whole_file(path) as file:
-        for triplet in triplets_of(by_query, per_query=per_query, seed=seed):
-            file.write(json.dumps({"format_version": FORMAT_VERSION, **asdict(triplet)}, ensure_ascii=False) + "\n")
-            count += 1
+    triplets = triplets_of(by_query, per_query=per_query, seed=seed)
+    count = write_json_lines(path, ({"format_version": FORMAT_VERSION, **asdict(one)} for one in triplets))
     both = sum(bool(judged.positives and judged.negatives) for judged in by_query.values())
     return Triplets(count, both, len(by_query) - both, conflicts)

@@ -11,7 +11,6 @@ Only query, premise and sign are required. `source` follows from the rank and is
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from aeenc import values
 from aeenc.errors import InvalidArgument
 from aeenc.files.lines import json_lines, refuse_half
-from aeenc.files.whole import whole_file
+from aeenc.files.whole import write_json_lines
 from aeenc.values.writing import shown, timestamp
 
 FORMAT_VERSION = 1
@@ -91,12 +90,7 @@ def pair_of(record: object) -> values.Pair:
 
 def write_pairs(path: Path | str, pairs: Iterable[values.Pair]) -> int:
     """Writes a file of pairs; returns how many. A reader sees the whole file or none of it."""
-    count = 0
-    with whole_file(path) as file:
-        for pair in pairs:
-            file.write(json.dumps(record_of(pair), ensure_ascii=False, allow_nan=False) + "\n")
-            count += 1
-    return count
+    return write_json_lines(path, map(record_of, pairs))
 
 
 def read_pairs(path: Path | str) -> Iterator[values.Pair]:

@@ -9,14 +9,13 @@ the answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aeenc.errors import InvalidTree
 from aeenc.evaluation.leaves import normalised
-from aeenc.files.whole import whole_file
+from aeenc.files.whole import write_json_lines
 from aeenc.trees import Tree
 from aeenc.trees.files import format_context, parse_context
 
@@ -56,6 +55,4 @@ def task3_record(tree: Tree, sentences: Sequence[str]) -> dict[str, Any]:
 
 def write_task3(path: Path | str, trees: Sequence[Tree], lists: Sequence[Sequence[str]]) -> None:
     """Writes a line for each tree with its list of sentences. A reader sees the whole file or none of it."""
-    with whole_file(path) as file:
-        for tree, sentences in zip(trees, lists, strict=True):
-            file.write(json.dumps(task3_record(tree, sentences)) + "\n")
+    write_json_lines(path, map(task3_record, trees, lists), ensure_ascii=True)

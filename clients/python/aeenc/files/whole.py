@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -60,6 +61,16 @@ def whole_file(path: Path | str, *, durable: bool = False) -> Iterator[TextIO]:
             os.fsync(opened)
         finally:
             os.close(opened)
+
+
+def write_json_lines(path: Path | str, records: Iterable[object], *, ensure_ascii: bool = False) -> int:
+    """Writes values as lines of JSON, and returns how many. A reader sees the whole old file or the whole new one."""
+    count = 0
+    with whole_file(path) as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=ensure_ascii) + "\n")
+            count += 1
+    return count
 
 
 @contextmanager

@@ -9,7 +9,6 @@ purpose: one about which experts could argue measures nobody.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
-from aeenc.files.whole import whole_file
+from aeenc.files.whole import write_json_lines
 from aeenc.trees import ROOT, Dataset, Tree
 
 _WORD = re.compile(r"[^\W\d_]{4,}")  # short words are mostly articles, prepositions, forms of "be"
@@ -65,9 +64,7 @@ def control_items(dataset: Dataset, split: str, *, count: int, candidates: int =
 
 def write_control_items(path: Path | str, items: Iterable[ControlItem]) -> None:
     """Writes items as lines of JSON. A reader sees the whole file or none of it."""
-    with whole_file(path) as file:
-        for item in items:
-            file.write(json.dumps(asdict(item), ensure_ascii=False) + "\n")
+    write_json_lines(path, map(asdict, items))
 
 
 def _surroundings(trees: Iterable[Tree]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:

@@ -26,8 +26,8 @@ class Budget:
     answer_price: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.tokens, self.cost, self.prompt_price, self.answer_price) < 0:
-            raise InvalidArgument("a budget and its prices cannot be negative; 0 sets no limit")
+        if not all(one >= 0 for one in (self.tokens, self.cost, self.prompt_price, self.answer_price)):
+            raise InvalidArgument("a budget and its prices are numbers from 0 on; 0 sets no limit")
         if self.cost and not (self.prompt_price or self.answer_price):
             raise InvalidArgument("a budget in money needs the prices of a million tokens")
 

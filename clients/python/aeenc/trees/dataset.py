@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.files.lines import json_file, refuse_half
@@ -63,8 +63,7 @@ class Accessible:
 EVERYTHING = Accessible()
 
 
-@dataclass(frozen=True)
-class GoldQuery:
+class GoldQuery(NamedTuple):
     """A distinct parent text of a split and its gold premises: the union of its children over the split's trees."""
 
     text: str
@@ -188,6 +187,17 @@ def _split_order(split: str) -> tuple[int, str]:
 def content_id(text: str, kind: str = "text") -> str:
     """Returns the id of a text that has none of its own, the same in every file: `kind` and a hash of the text."""
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Makes names unique: the second of equal ones ends in `-2`, and so on."""
+    found: dict[str, None] = {}
+    for name in names:
+        number = 1
+        while (unique := name if number == 1 else f"{name}-{number}") in found:
+            number += 1
+        found[unique] = None
+    return list(found)
 
 
 def read_facts(path: Path) -> dict[str, str]:

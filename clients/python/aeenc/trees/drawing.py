@@ -23,7 +23,6 @@ BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN, PADDING = 250, 46, 10, 16, 8
 LINE_HEIGHT, FONT_SIZE = 16, 12
 LINE_CHARACTERS = 32  # in a box, in a wide sans-serif font; half as many capitals or ideographs
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_FILL = {"root": "#fff3c4", "inner": "#e8eef7", "leaf": "#ffffff", "marked": "#d9f2d9"}
 
 
 def draw(tree: Tree, *, width: int = 100, marked: Collection[str] = ()) -> str:
@@ -53,8 +52,8 @@ def _level(tree: Tree, label: str, indent: str) -> list[tuple[str, str, bool]]:
     return [(child, indent, position == 0) for position, child in enumerate(children)]
 
 
-def to_dot(tree: Tree, *, width: int = 36, marked: Collection[str] = ()) -> str:
-    """Draws the tree as a `digraph`. A premise of two conclusions is one node. Texts in `marked` are green."""
+def to_dot(tree: Tree, *, width: int = 36) -> str:
+    """Draws the tree as a `digraph`. A premise of two conclusions is one node."""
     lines = [f"digraph {_quoted(tree.id)} {{", _DOT_HEAD]
     drawn: set[str] = set()
     waiting = [ROOT]
@@ -63,18 +62,17 @@ def to_dot(tree: Tree, *, width: int = 36, marked: Collection[str] = ()) -> str:
         if label in drawn:
             continue
         drawn.add(label)
-        colour = _FILL[_kind(tree, label, marked)]
-        lines.append(f'  {_quoted(label)} [label={_dot_label(tree.texts[label], width)}, fillcolor="{colour}"]')
+        lines.append(
+            f'  {_quoted(label)} [label={_dot_label(tree.texts[label], width)}, fillcolor="{_fill(tree, label)}"]'
+        )
         for child in tree.children.get(label, ()):
             lines.append(f"  {_quoted(label)} -> {_quoted(child)}")
             waiting.append(child)
     return "\n".join([*lines, "}", ""])
 
 
-def _kind(tree: Tree, label: str, marked: Collection[str]) -> str:
-    if tree.texts[label] in marked:
-        return "marked"
-    return "root" if label == ROOT else "inner" if label in tree.children else "leaf"
+def _fill(tree: Tree, label: str) -> str:
+    return "#fff3c4" if label == ROOT else "#e8eef7" if label in tree.children else "#ffffff"
 
 
 def _dot_label(text: str, width: int) -> str:
@@ -108,9 +106,9 @@ class _Box:
         return self.top + self.height / 2
 
 
-def to_svg(tree: Tree, *, marked: Collection[str] = ()) -> str:
-    """Draws the tree as one SVG document. A premise of two conclusions is one box. Texts in `marked` are green."""
-    boxes = _placed(tree, marked)
+def to_svg(tree: Tree) -> str:
+    """Draws the tree as one SVG document. A premise of two conclusions is one box."""
+    boxes = _placed(tree)
     width = max(box.left for box in boxes.values()) + BOX_WIDTH + MARGIN
     height = max(box.top + box.height for box in boxes.values()) + MARGIN
     size = f'width="{width}" height="{height:.0f}" viewBox="0 0 {width} {height:.0f}"'
@@ -128,14 +126,14 @@ def to_svg(tree: Tree, *, marked: Collection[str] = ()) -> str:
     )
 
 
-def _placed(tree: Tree, marked: Collection[str]) -> dict[str, _Box]:
+def _placed(tree: Tree) -> dict[str, _Box]:
     """Lays out the nodes from the root on, each to the right of the first conclusion that it is a premise of."""
     below: dict[str, list[str]] = {ROOT: []}
     boxes: dict[str, _Box] = {}  # with tops that count from the top of their subtrees
     waiting = [(ROOT, MARGIN)]
     while waiting:
         label, left = waiting.pop()
-        boxes[label] = _Box(tuple(_wrapped(tree.texts[label])), _FILL[_kind(tree, label, marked)], left, 0.0)
+        boxes[label] = _Box(tuple(_wrapped(tree.texts[label])), _fill(tree, label), left, 0.0)
         for child in tree.children.get(label, ()):
             if child not in below:
                 below[label].append(child)

@@ -6,7 +6,6 @@ A context reads `sent1: … sent2: …`, a proof `sent1 & sent2 -> int1: …; in
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from aeenc.errors import InvalidArgument, InvalidTree
 from aeenc.files.lines import parsed, refuse_half, text_lines
-from aeenc.files.whole import whole_file
+from aeenc.files.whole import write_json_lines
 from aeenc.trees.tree import ROOT, Step, Tree
 
 _REQUIRED = ("id", "hypothesis", "context", "proof")
@@ -107,8 +106,7 @@ def tree_at(place: str, line: str) -> Tree:
 
 def write_trees(path: Path | str, trees: Iterable[Tree]) -> None:
     """Writes a tree file; a reader sees the whole old one or the whole new one."""
-    with whole_file(path) as file:
-        file.writelines(json.dumps(record_from_tree(tree)) + "\n" for tree in trees)
+    write_json_lines(path, map(record_from_tree, trees), ensure_ascii=True)
 
 
 def parse_context(context: str) -> dict[str, str]:

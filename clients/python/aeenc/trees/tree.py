@@ -71,13 +71,13 @@ class Tree:
                 path[child] = iter(self.children.get(child, ()))
         return tuple(order)
 
-    @property
-    def depth(self) -> int:
-        """The number of steps on the longest way from the root to a leaf."""
-        depths: dict[str, int] = {}
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """The number of steps on the longest way from each label below the root to a leaf, that of the root last."""
+        found: dict[str, int] = {}
         for label in self.upward:
-            depths[label] = max((1 + depths[child] for child in self.children.get(label, ())), default=0)
-        return depths[ROOT]
+            found[label] = max((1 + found[child] for child in self.children.get(label, ())), default=0)
+        return found
 
     def check(self) -> None:
         """Raises InvalidTree unless the steps form one tree under `hypothesis` over known labels."""

@@ -79,9 +79,7 @@ def loop(
     dataset = load_data(data)
     validation = gold_of(dataset, split)
     measured = {text for text, _ in validation}
-    run = {"k": k, "split": TRAINING_SPLIT, "collect": first}
-    if accessible := accessible_of(dataset, TRAINING_SPLIT):  # else journals stay those of plans that said nothing
-        run["accessible"] = accessible
+    accessible = accessible_of(dataset, TRAINING_SPLIT)
     plan = LoopPlan(
         corpus=corpus,
         hypotheses=hypotheses_of(dataset, TRAINING_SPLIT),
@@ -91,7 +89,7 @@ def loop(
         restart=restart,
         patience=patience,
         label=label,
-        run=run,
+        run={"k": k, "split": TRAINING_SPLIT, "collect": first, "accessible": accessible},
         later_run={"collect": "positives_only"} if collect == "positives-later" else {},
         job=recipe,
         mode=mode,

@@ -5,7 +5,6 @@ a corpus ──► export task3 ──► a prover of somebody's ──► score
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +21,7 @@ from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import leaf_recall, proofs
 from aeenc.exports import conclusions_of, task3_sentences, write_task3
-from aeenc.files.whole import is_stdout, whole_file
+from aeenc.files.whole import is_stdout, write_json_lines
 from aeenc.trees import FACTS, Dataset, read_trees
 
 SPARE = 50  # premises asked for beyond k: conclusions and other forms of a fact are left out
@@ -138,8 +137,7 @@ def score_trees(
     if by_tree is None or not is_stdout(by_tree):
         out.result(result, *shown)
     if by_tree is not None:
-        with whole_file(by_tree) as file:
-            file.writelines(json.dumps({"id": one.id, **one.to_dict()}) + "\n" for one in scores)
+        write_json_lines(by_tree, ({"id": one.id, **one.to_dict()} for one in scores))
 
 
 def _function(name: str) -> proofs.Similarity:

@@ -15,7 +15,7 @@ from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import Source, accessible_of, load_data
 from aeenc.sampler import Root
-from aeenc.trees import Accessible, Dataset
+from aeenc.trees import Accessible, Dataset, numbered
 
 
 def hypotheses_of(dataset: Source, split: str) -> list[tuple[str, str]]:
@@ -23,14 +23,8 @@ def hypotheses_of(dataset: Source, split: str) -> list[tuple[str, str]]:
 
     Trees or queries that share an id but not the text all stay: the second id gets `-2`, and so on.
     """
-    named: dict[str, str] = {}
-    for tree_id, text in dataset.hypotheses(split):
-        name, number = tree_id, 1
-        while name in named:
-            number += 1
-            name = f"{tree_id}-{number}"
-        named[name] = text
-    return list(named.items())
+    found = dataset.hypotheses(split)
+    return list(zip(numbered(name for name, _ in found), (text for _, text in found), strict=True))
 
 
 def work_dict(kind: str, work: values.Run | values.Job, fields: dict[str, Any]) -> dict[str, Any]:
