@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import aeenc
@@ -29,7 +31,7 @@ Kind = values.TaskEventKind
 # What people do with a task besides thinking, in 25 tasks; the cards are dealt round by round to whoever has one.
 DECK = ["die", "release", "come late", "renew"] * 2 + ["think"] * 17
 UNDO_EVERY, TWICE_EVERY = 7, 9  # answers
-PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted)
+PASSING = (errors.Unavailable, errors.DeadlineExceeded, errors.Aborted, errors.Overloaded)
 
 
 @dataclass
@@ -96,7 +98,8 @@ class People:
                 verdicts = {i: _truth(task.task.query, texts[i]) for i in task.conflicts}
                 # Somebody may have undone their answer, and another have answered since.
                 with contextlib.suppress(errors.NotFound, errors.InvalidArgument):
-                    await self.client.adjudicate(self.run_id, task.task.task_id, verdicts, name)
+                    decide = partial(self.client.adjudicate, self.run_id, task.task.task_id, verdicts, name)
+                    await self._insist(partial(decide, request_id=uuid.uuid4().hex))
                     self.ledger.counts["adjudicated"] += 1
             await asyncio.sleep(self.wait_s)
 
