@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from services.encoder import convert
 from services.encoder.batching.encoder import Encoder
 from services.encoder.rollout.history import SwapHistory
 from services.encoder.rollout.versions import Versions
+from services.kit.call import CALL
 from services.kit.convert import deadline_s, label_of, request_id
 from services.kit.credentials.gate import caller, origin
 from services.kit.limits import Limits
@@ -84,7 +86,7 @@ async def ordered(
 ) -> AsyncIterator[B]:
     """Yields `await work(item)` for each item, in order, with at most `window` in flight and one more read.
 
-    It raises the first failure in its turn and cancels the items in flight behind it.
+    It raises the first failure in its turn and cancels the items in flight behind it. With none, the call is idle.
     """
     slots = asyncio.Semaphore(window)
     results: asyncio.Queue[asyncio.Task[B] | None] = asyncio.Queue()
@@ -97,9 +99,13 @@ async def ordered(
         finally:
             results.put_nowait(None)
 
-    reader = asyncio.ensure_future(read())
+    call, reader = CALL.get(), asyncio.ensure_future(read())
     try:
-        while (task := await results.get()) is not None:
+        while True:
+            with call.idle() if call and results.empty() else nullcontext():
+                task = await results.get()
+            if task is None:
+                break
             result = await task
             slots.release()
             yield result

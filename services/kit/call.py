@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,14 +20,27 @@ _random = random.Random()  # noqa: S311 -- names, no secrets; asking the system 
 class CallInWork:
     """A call that is being answered. `caller` is the `Caller` that the gate let in.
 
-    `reads_whole` says that its handler keeps the messages of its stream until its end.
+    `reads_whole` says that its handler keeps the messages of its stream until its end. `check_again` ends a stream that
+    may not go on.
     """
 
-    __slots__ = ("caller", "metadata", "reads_whole", "request_id")
+    __slots__ = ("caller", "check_again", "is_idle", "metadata", "reads_whole", "request_id")
 
     def __init__(self, metadata: Mapping[str, Any], caller: Any) -> None:
-        self.metadata, self.caller, self.reads_whole = metadata, caller, False
+        self.metadata, self.caller, self.reads_whole, self.is_idle = metadata, caller, False, False
         self.request_id = choose_request_id(metadata)
+        self.check_again: Callable[[], None] | None = None  # while a stream lasts
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Says that its stream waits for the caller alone: the end of the service then ends it."""
+        self.is_idle = True
+        if self.check_again is not None:
+            self.check_again()
+        try:
+            yield
+        finally:
+            self.is_idle = False
 
     def log_fields(self) -> dict[str, str]:
         """Returns what each line of the log says of the call."""

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import random
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -156,6 +158,42 @@ async def test_a_stream_answers_every_batch_in_order(serve, tuned) -> None:
     assert [len(answer.vectors) for answer in answers] == [len(batch) for batch in batches]
     for answer, wanted in zip(answers, expected, strict=True):
         np.testing.assert_allclose(answer.vectors, wanted.vectors, atol=1e-6)
+
+
+@pytest.mark.parametrize("answered", [0, 2])
+async def test_an_idle_stream_ends_with_the_service_and_one_in_work_once_it_is_answered(
+    serve, tuned, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    computing, may_compute = threading.Event(), threading.Event()
+    original = PaddedRunner.run
+
+    def run(*arguments: Any) -> Any:
+        computing.set()
+        assert may_compute.wait(20)
+        return original(*arguments)
+
+    async def batches(count: int) -> AsyncIterator[list[str]]:
+        for _ in range(count):
+            yield ["sun"]
+        await asyncio.Event().wait()
+
+    async with serve() as (server, client):
+        idle = client.encode_stream(batches(answered))
+        for _ in range(answered):
+            await anext(idle)
+        waiting = asyncio.create_task(anext(idle))
+        monkeypatch.setattr(PaddedRunner, "run", run)
+        busy = client.encode_stream(batches(1))
+        answer = asyncio.create_task(anext(busy))
+        await asyncio.to_thread(computing.wait, 20)
+        stopping = asyncio.create_task(server.stop(60.0))
+        with pytest.raises(errors.Unavailable, match="shutting down; send what was not answered again"):
+            await asyncio.wait_for(waiting, 20)
+        may_compute.set()
+        assert (await answer).vectors.shape[0] == 1
+        with pytest.raises(errors.Unavailable, match="shutting down; send what was not answered again"):
+            await asyncio.wait_for(anext(busy), 20)
+        await asyncio.wait_for(stopping, 20)
 
 
 async def test_vectors_that_no_answer_can_hold_are_refused_before_any_work_and_a_stream_has_them(

@@ -50,6 +50,7 @@ _DISK = {
 }
 _ARITY = {False: "unary", True: "stream"}
 _WATCH_ENDS = "the service is shutting down; watch again (with from_seq, where there is one)"
+_IDLE_ENDS = "the service is shutting down; send what was not answered again"
 _WATCHERS = Caller("health watches", on_behalf=False)  # all together are one caller: nobody knows who they are
 
 
@@ -184,7 +185,7 @@ class CallHandlers(grpc.GenericRpcHandler):
 
     @contextlib.contextmanager
     def _lasting(self, call: Call) -> Iterator[None]:
-        """Counts a stream; once its credential, or the service of a watch, ends, cancels this task.
+        """Counts a stream; once its credential, or the service of a watch or an idle stream, ends, cancels this task.
 
         `call.refusal` then says why. Raises what has ended before, and Overloaded when there are too many.
         """
@@ -192,8 +193,8 @@ class CallHandlers(grpc.GenericRpcHandler):
         assert task is not None
 
         def check() -> None:
-            if self._readiness.is_closing and call.method.watches:
-                raise errors.Unavailable(_WATCH_ENDS, retry_after_s=0.25)
+            if self._readiness.is_closing and (call.method.watches or call.is_idle):
+                raise errors.Unavailable(_WATCH_ENDS if call.method.watches else _IDLE_ENDS, retry_after_s=0.25)
             call.caller = self._gate.check(call.method.name, str(call.metadata.get("authorization", "")))
             call.caller.check_corpora(filter(None, [call.about.get("corpus")]))
 
@@ -208,7 +209,11 @@ class CallHandlers(grpc.GenericRpcHandler):
 
         with self._bounds.stream(call.caller), self._gate.watching(check_again):
             check()
-            yield
+            call.check_again = check_again
+            try:
+                yield
+            finally:
+                call.check_again = None  # else it and the call would refer to each other
 
     async def _make_room(self, call: Call) -> None:
         """Lets go of the last message of a stream, and waits until there is room for the next.
