@@ -134,12 +134,13 @@ class Card:
             try:
                 found = self._multiply(parts, queries, width, allowed)
             except Exception as error:  # noqa: BLE001 -- the runtime raises its own unexported classes
-                is_full = is_out_of_memory(error) and not (self._is_must and problem)  # which may pass at once
+                is_full = is_out_of_memory(error)
                 failed = "has no memory to multiply in" if is_full else "does not answer"
                 problem = f"the card {failed}: {_end_of(error)}"
-                if not is_full:
+                may_pass = is_full and (not self._is_must or self._has_room(parts, queries[:1]))
+                if not may_pass:
                     self._rest(parts, queries[:1])
-                if not (is_full and self._is_must):
+                if not (may_pass and self._is_must):
                     self._tell(_ANSWERS, problem)
             else:
                 self._tell(_ANSWERS, "")
@@ -147,6 +148,14 @@ class Card:
         if self._is_must:
             raise errors.Unavailable(f"{problem}; repeat the call, restart the index, or set AEENC_INDEX_DEVICE=auto")
         raise ProposerLost
+
+    def _has_room(self, parts: list[Any], query: NDArray[np.float16]) -> bool:
+        """Whether the least search has memory where another had none."""
+        try:
+            self._multiply(parts, query, 1, None)
+        except Exception:  # noqa: BLE001 -- as in `multiply`
+            return False
+        return True
 
     def _rest(self, *probe: Any) -> None:
         self._rests_until = time.monotonic() + TRIED_AGAIN_S

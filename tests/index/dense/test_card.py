@@ -43,12 +43,12 @@ def listed(index: FlatIndex, queries: NDArray[np.float32], k: int = 10) -> list[
 
 
 class FailingCard(Card):
-    """A card that can be lost, on this processor."""
+    """A card that can be lost, on this processor, but for searches of so many queries."""
 
-    lost = ""
+    lost, room = "", 0
 
     def _multiply(self, *given: Any) -> Any:
-        if self.lost:
+        if self.lost and len(given[1]) > self.room:
             raise RuntimeError(self.lost)
         return super()._multiply(*given)
 
@@ -93,13 +93,14 @@ def test_a_card_that_is_lost_leaves_the_same_hits_to_the_cpu_says_so_and_is_trie
     assert states[1:] == [""]
 
 
-def test_a_card_asked_for_by_name_is_not_replaced() -> None:
+@pytest.mark.parametrize("lost", [LOST, FULL])
+def test_a_card_asked_for_by_name_is_not_replaced(lost: str) -> None:
     matrix, states = unit(4), list[str]()
     where = FailingCard(Placement([CPU]), is_must=True, on_state=states.append)
     index = FlatIndex(matrix, coarse=where.load(matrix, 1.0))
-    for where.lost, told in ((FULL, 0), (LOST, 1), (LOST, 1)):
+    for where.lost, where.room, told in ((FULL, 1, 0), (lost, 0, 1), (lost, 0, 1)):
         with pytest.raises(errors.Unavailable, match=rf"{where.lost[:15]}.*AEENC_INDEX_DEVICE=auto"):
-            index.nearest(matrix[:1], 5)
+            index.nearest(matrix[:2], 5)
         assert len(states) == told, "the next search may have room"
 
 
@@ -197,16 +198,19 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[FailingCard]:
     return opened
 
 
-async def test_an_index_whose_named_card_is_lost_is_not_ready_until_it_answers(serve, cards, monkeypatch) -> None:
+@pytest.mark.parametrize(("lost", "told"), [(LOST, "does not answer"), (FULL, "has no memory to multiply in")])
+async def test_an_index_whose_named_card_is_lost_or_full_is_not_ready_until_it_answers(
+    serve, cards, monkeypatch, lost: str, told: str
+) -> None:
     async with serve(device="cuda:0", gpu_bytes=2**31) as index:
         await index.client.build("science", [premise(f"f{n}", f"fact {n}") for n in range(90)])
         found = partial(index.client.search, "science", [vector_of("fact 7")], space_id=SPACE, k=5)
         ids = (await found()).ids
         monkeypatch.setattr(card, "TRIED_AGAIN_S", 0.05)
-        cards[0].lost = LOST
+        cards[0].lost = lost
         repeated = asyncio.ensure_future(found())
         await until(lambda: index.server.readiness.is_in("STARTING"))
-        assert index.server.readiness.reason.startswith("the card does not answer: CUDA failure 46")
+        assert index.server.readiness.reason.startswith(f"the card {told}: {lost}")
         cards[0].lost = ""
         assert (await repeated).ids == ids
         assert index.server.readiness.is_in("SERVING")
