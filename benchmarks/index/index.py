@@ -174,7 +174,7 @@ async def building(rows: Rows, index: IndexFleet, encoder: EncoderFleet, premise
             pass
         bulk = len(texts) / (time.monotonic() - begun)
         begun = time.monotonic()
-        await client.build(CORPUS, premises, on_progress=lambda _, encoded: steps.add(encoded))
+        await client.build(CORPUS, premises, on_progress=lambda _, encoded, _stage: steps.add(encoded))
         rates.append(len(texts) / (time.monotonic() - begun))
         ratios.append(rates[-1] / bulk)
     told = f"{statistics.median(rates):.0f}/s"

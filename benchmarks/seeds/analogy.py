@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 import aeenc
 from aeenc import values
 from aeenc.evaluation import (
-    AnswerDataset,
     Question,
     SelectionMetrics,
     analogy_scores,
     answer_ranks,
+    answer_splits,
     draw_prototypes,
+    read_answers,
     selection_metrics,
     shifts,
 )
@@ -83,11 +84,11 @@ class Selection:
     @classmethod
     def load(cls, path: Path, split: str, numbers: Sequence[int]) -> Selection:
         """Reads a directory; asks the questions of a split that have a right answer and whose class has prototypes."""
-        dataset = AnswerDataset.load(path)
-        training_split = next((name for name in ("train-all", "train") if name in dataset.splits), "train")
-        training = dataset.questions(training_split)
+        dataset = read_answers(path)
+        training_split = next((name for name in ("train-all", "train") if name in dataset), "train")
+        training = dataset.get(training_split, ())
         known = draw_prototypes(training, 1)
-        asked = [one for one in dataset.questions(split) if one.question_class in known and any(one.answers.values())]
+        asked = [one for one in dataset.get(split, ()) if one.question_class in known and any(one.answers.values())]
         if not asked:
             raise SystemExit(f"{path}: no question of {split} has a class, a right answer, and a pair in training")
         largest = max(len(pairs) for pairs in draw_prototypes(training, 10**6).values())
@@ -280,8 +281,8 @@ def draw(lines: Sequence[Line], path: Path) -> None:
 
 def selections_of(data: Path, split: str, numbers: Sequence[int]) -> list[Selection]:
     """The data set of a directory, or those of its folders."""
-    folders = [data] if AnswerDataset.splits_in(data) else sorted(one for one in data.iterdir() if one.is_dir())
-    found = [Selection.load(one, split, numbers) for one in folders if AnswerDataset.splits_in(one)]
+    folders = [data] if answer_splits(data) else sorted(one for one in data.iterdir() if one.is_dir())
+    found = [Selection.load(one, split, numbers) for one in folders if answer_splits(one)]
     if not found:
         raise SystemExit(f"{data} has no WikiQA-<split>.tsv, <split>.xml, .jsonl or .json, nor a folder with them")
     return found

@@ -174,7 +174,7 @@ def _loop(
     out = narrator.out
     with narrator.step("corpus", "building the corpus"), out.progress("building", "facts") as tell:
         started = time.monotonic()
-        built = build_corpus(client, CORPUS, dataset, lambda done, total: tell(done, total, ""))
+        built = build_corpus(client, CORPUS, dataset, tell)
         rate = built.premises / (time.monotonic() - started)
     out.note(f"  {built.premises:,} facts, {rate:,.0f}/s")
     hypotheses = [text for _, text in hypotheses_of(dataset, "dev")]

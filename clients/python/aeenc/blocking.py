@@ -301,16 +301,15 @@ class BlockingIndexClient:
         fold_similar: bool | None = None,
         space_id: str = "",
         truncate: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
-        on_stage: Callable[[BuildStage], None] | None = None,
+        on_progress: Callable[[int, int, BuildStage], None] | None = None,
         timeout_s: float = 86400.0,
         resume_s: float = 60.0,
     ) -> values.Generation:
         """Builds a generation of texts, pairs (id, text) and premises, by default activating it.
 
         A text without an id gets `aeenc.trees.content_id` of it, and counts once where it is repeated.
-        `on_progress(received, encoded)` is called often;
-        `on_stage` is called whenever the build does something else: receives premises, or indexes them.
+        `on_progress(received, encoded, stage)` is called often; in stage "receiving" the index takes and encodes
+        premises, in "indexing" it has them all.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
         them, and False equal texts alone; None does as the base generation did (without one: as False). `space_id` is
@@ -336,7 +335,6 @@ class BlockingIndexClient:
                     space_id=space_id,
                     truncate=truncate,
                     on_progress=caller.in_thread(on_progress),
-                    on_stage=caller.in_thread(on_stage),
                     timeout_s=timeout_s,
                     resume_s=resume_s,
                 )

@@ -47,10 +47,6 @@ RANKING_TIMEOUT_S = 300.0  # of each call of many
 VERIFY_TIMEOUT_S = 3600.0  # every byte is read
 RESUME_S = 60.0
 BuildStage = Literal["receiving", "indexing"]
-_STAGES: dict[int, BuildStage] = {
-    index_pb2.BUILD_STAGE_RECEIVING: "receiving",
-    index_pb2.BUILD_STAGE_INDEXING: "indexing",
-}
 
 
 class IndexClient:
@@ -186,16 +182,15 @@ class IndexClient:
         fold_similar: bool | None = None,
         space_id: str = "",
         truncate: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
-        on_stage: Callable[[BuildStage], None] | None = None,
+        on_progress: Callable[[int, int, BuildStage], None] | None = None,
         timeout_s: float = BUILD_TIMEOUT_S,
         resume_s: float = RESUME_S,
     ) -> values.Generation:
         """Builds a generation of texts, pairs (id, text) and premises, by default activating it.
 
         A text without an id gets `aeenc.trees.content_id` of it, and counts once where it is repeated.
-        `on_progress(received, encoded)` is called often;
-        `on_stage` is called whenever the build does something else: receives premises, or indexes them.
+        `on_progress(received, encoded, stage)` is called often; in stage "receiving" the index takes and encodes
+        premises, in "indexing" it has them all.
 
         `fold_similar` merges texts that differ only in case, articles, punctuation or Unicode form into the first of
         them, and False equal texts alone; None does as the base generation did (without one: as False). `space_id` is
@@ -224,12 +219,10 @@ class IndexClient:
         )
         resume_s = check_seconds(resume_s, "resume_s") if resume_s != 0 else 0.0
         generation = index_pb2.Generation()
-        stage: BuildStage = "receiving"
         async for progress in self._built(header, premises, check_seconds(timeout_s), resume_s):
             if on_progress is not None:
-                on_progress(progress.received, progress.encoded)
-            if on_stage is not None and stage != (stage := _STAGES.get(progress.stage, stage)):
-                on_stage(stage)
+                is_indexing = progress.stage == index_pb2.BUILD_STAGE_INDEXING
+                on_progress(progress.received, progress.encoded, "indexing" if is_indexing else "receiving")
             if progress.HasField("generation"):
                 generation = progress.generation
         return values.Generation.from_message(generation)

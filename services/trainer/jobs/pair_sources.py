@@ -23,7 +23,7 @@ from typing import Any
 
 from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
-from aeenc.evaluation import AnswerDataset, RatedDataset, load_data, splits_in
+from aeenc.evaluation import Question, RatedDataset, answer_splits, load_data, read_answers, splits_in
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
 from aeenc.files.lines import json_lines
 from aeenc.index import IndexClient
@@ -83,7 +83,7 @@ class DataSets:
                 continue
             if not split:
                 raise InvalidArgument.field("config.split", f"is empty; data set {name!r} has several splits")
-            splits = AnswerDataset.splits_in(path) if name in self._analogy else splits_in(path)
+            splits = answer_splits(path) if name in self._analogy else splits_in(path)
             if split not in splits:
                 raise InvalidArgument.field("config.split", f"is {split!r}; data set {name!r} has {', '.join(splits)}")
 
@@ -99,9 +99,9 @@ class DataSets:
             if name in self._nli:
                 pairs.extend(self._inferences(path))
             elif name in self._analogy:
-                questions = AnswerDataset.load(path)
+                questions = read_answers(path)
                 pairs.extend(self._answered(path, questions, split if path.is_dir() else ""))
-                asked = {one: {asked.text for asked in questions.questions(one)} for one in questions.splits}
+                asked = {one: {question.text for question in of} for one, of in questions.items()}
                 held_out |= _only_elsewhere(asked, split)
             elif path.is_dir() and isinstance(dataset := load_data(path), RatedDataset):
                 pairs.extend(_rated(dataset, split))
@@ -123,8 +123,8 @@ class DataSets:
             log.info("skipped lines without a label", path=str(path), lines=skipped, pairs=len(agreed))
         return agreed
 
-    def _answered(self, path: Path, dataset: AnswerDataset, split: str) -> Iterator[JudgedPair]:
-        for question in dataset.questions(split):
+    def _answered(self, path: Path, questions: Mapping[str, Sequence[Question]], split: str) -> Iterator[JudgedPair]:
+        for question in questions.get(split, ()):
             for answer, right in question.answers.items():
                 if max(len(question.text.encode()), len(answer.encode())) > self._text_bytes:
                     raise InvalidArgument(

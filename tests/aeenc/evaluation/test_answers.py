@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.evaluation import AnswerDataset, Question, question_class
+from aeenc.evaluation import Question, answer_splits, question_class, read_answers
 
 HEADER = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel"
 ROWS = (
@@ -55,23 +55,21 @@ def test_wikiqa_is_read_with_its_labels_and_quotation_marks(tmp_path: Path):
     (tmp_path / "WikiQA-train.tsv").write_text(TSV)
     (tmp_path / "WikiQA-dev.tsv").write_text("\ufeff" + TSV.replace("\n", "\r\n"))  # as a spreadsheet saves it
     (tmp_path / "WikiQA.tsv").write_text("the whole of it is no split")
-    dataset = AnswerDataset.load(tmp_path)
-    assert dataset.splits == AnswerDataset.splits_in(tmp_path) == ("dev", "train")
-    assert dataset.questions("train") == dataset.questions("dev")
-    assert dataset.questions("train") == (
+    dataset = read_answers(tmp_path)
+    assert tuple(dataset) == answer_splits(tmp_path) == ("dev", "train")
+    assert dataset["train"] == dataset["dev"]
+    assert dataset["train"] == (
         Question(
             'Who built the "old" bridge ?', "who", {"It was built by a mason .": True, "The bridge is old .": False}
         ),
         Question("where do wrens live", "where", {"Wrens live in hedges .": True}),
         Question("how tall is an oak", "", {"Oaks are trees .": False}),
     )
-    with pytest.raises(NotFound, match="there are dev, train"):
-        dataset.questions("test")
 
 
 def test_trecqa_is_read_from_its_lines(tmp_path: Path):
     (tmp_path / "TRAIN-ALL.xml").write_text(XML)
-    assert AnswerDataset.load(tmp_path).questions("train-all") == (
+    assert read_answers(tmp_path)["train-all"] == (
         Question(
             'Who built the " old " bridge ?',
             "who",
@@ -85,18 +83,18 @@ def test_json_lines_and_lists_are_the_same_and_may_name_classes(tmp_path: Path):
     path, listed = tmp_path / "test.jsonl", tmp_path / "more.json"
     path.write_text(JSONL)
     listed.write_text(json.dumps([json.loads(line) for line in JSONL.splitlines() if line], indent=1))
-    questions = AnswerDataset.load(path).questions("")
-    assert questions == AnswerDataset.load(listed).questions("")
+    questions = read_answers(path)[""]
+    assert questions == read_answers(listed)[""]
     assert [one.question_class for one in questions] == ["who", "where", "size"]
-    by_length = AnswerDataset.load(path, classify=lambda text: "long" if len(text) > 20 else "short")
-    assert [one.question_class for one in by_length.questions("")] == ["long", "short", "size"]
+    by_length = read_answers(path, classify=lambda text: "long" if len(text) > 20 else "short")
+    assert [one.question_class for one in by_length[""]] == ["long", "short", "size"]
 
 
 def test_of_equal_answers_a_right_one_counts(tmp_path: Path):
     path = tmp_path / "test.jsonl"
     rows = [{"question": "q", "answer": "a", "label": label} for label in (0, 1, 0)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert AnswerDataset.load(path).questions("")[0].answers == {"a": True}
+    assert read_answers(path)[""][0].answers == {"a": True}
 
 
 @pytest.mark.parametrize(
@@ -116,11 +114,11 @@ def test_the_first_word_gives_the_class(question: str, expected: str):
 
 def test_another_layout_and_two_files_of_a_split_are_refused(tmp_path: Path):
     with pytest.raises(NotFound, match="has no WikiQA-<split>"):
-        AnswerDataset.load(tmp_path)
+        read_answers(tmp_path)
     for name in ("train.xml", "TRAIN.jsonl"):
         (tmp_path / name).write_text(XML)
     with pytest.raises(InvalidArgument, match="are both of split 'train'"):
-        AnswerDataset.load(tmp_path)
+        read_answers(tmp_path)
 
 
 Change = Callable[[bytes], bytes]
@@ -233,7 +231,7 @@ def test_damage_is_named_with_file_and_line(tmp_path: Path, name: str, text: str
     path = tmp_path / name
     path.write_bytes(change(text.encode()))
     with pytest.raises(InvalidArgument) as caught:
-        AnswerDataset.load(tmp_path)
+        read_answers(tmp_path)
     assert caught.value.message.startswith(f"{path}:")
     assert said in caught.value.message
 
@@ -247,9 +245,9 @@ def test_damage_within_a_list_of_json_is_named(tmp_path: Path):
     ):
         path.write_text(text)
         with pytest.raises(InvalidArgument) as caught:
-            AnswerDataset.load(path)
+            read_answers(path)
         assert caught.value.message.startswith(f"{path}{said}")
     other = tmp_path / "train.csv"
     other.write_text("")
     with pytest.raises(InvalidArgument, match="rename it"):
-        AnswerDataset.load(other)
+        read_answers(other)

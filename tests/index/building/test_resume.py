@@ -34,7 +34,7 @@ async def listed(index):
     return [(one.id, one.text) async for one in index.client.list_premises("science")]
 
 
-@pytest.mark.parametrize("raising", ["premises", "on_progress", "on_stage"])
+@pytest.mark.parametrize("raising", ["premises", "on_progress"])
 async def test_what_the_callers_code_raises_is_not_taken_for_the_indexs_refusal(index, raising: str):
     raised: list[errors.Overloaded] = []
 

@@ -15,7 +15,7 @@ import pytest
 import aeenc
 from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient
 from aeenc.cli.learning.reports import report_dict
-from aeenc.evaluation import AnswerDataset
+from aeenc.evaluation import read_answers
 from aeenc.loop import Journal, Loop, LoopPlan, Round
 from aeenc.v1 import oracle_pb2_grpc, trainer_pb2, types_pb2
 from services.encoder.__main__ import build as build_encoder
@@ -131,7 +131,7 @@ async def test_a_job_leaves_a_tandem_that_is_published_as_one(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_job_learns_from_questions_and_answers_and_its_encoder_serves(world: World):
-    sets = {name: AnswerDataset.load(ANSWERS / name).questions("train") for name in ("wikiqa", "trecqa")}
+    sets = {name: read_answers(ANSWERS / name)["train"] for name in ("wikiqa", "trecqa")}
     options = {"data_sets": list(sets), "split": "train", "validation": (), "loss": "analogy", "prototypes": 5}
     job = await world.trainer.wait((await world.start(**options)).id)
     assert (job.state, job.error) == (types_pb2.WORK_STATE_SUCCEEDED, "")

@@ -16,7 +16,7 @@ from aeenc import Client, values
 from aeenc.adapters.facts import IDS, TEXTS, Facts, Format, path_of, read_facts
 from aeenc.calls.inputs import begins_again
 from aeenc.cli.options import taking
-from aeenc.cli.output import Output, fields_table, output_of
+from aeenc.cli.output import Output, Report, fields_table, output_of
 from aeenc.cli.targets import client, targets_of
 from aeenc.errors import DataLoss, InvalidArgument
 from aeenc.evaluation import RatedDataset, Source, load_data
@@ -46,23 +46,25 @@ def build_corpus(
     client: Client,
     name: str,
     source: Source | Iterable[values.Premise],
-    on_progress: Callable[[int, int], None] | None = None,
+    report: Report = lambda *_: None,
     *,
     activate: bool = True,
     space_id: str = "",
     fold_same: bool = False,
     truncate: bool = False,
-    on_stage: Callable[[BuildStage], None] | None = None,
 ) -> values.Generation:
-    """Builds a generation of the corpus `name`. `on_progress(encoded, all)` is called often; `all` is 0 until known.
+    """Builds a generation of the corpus `name`. `report(encoded, all, doing)` is called often; `all` is 0 until known.
 
     With `fold_same`, premises that say the same are one; with `truncate`, those too long for the model are cut.
-    `on_stage` is called when the index begins to index what it has received. A source that can be gone through twice is
-    read to its end before anything is sent, so that a malformed line costs nothing.
+    A source that can be gone through twice is read to its end before anything is sent, so that a malformed line costs
+    nothing.
     """
     premises = premises_of(source) if isinstance(source, Dataset | RatedDataset) else source
     count = sum(1 for _ in premises) if begins_again(premises) else 0
-    told = on_progress or (lambda *_: None)
+
+    def progressed(_: int, encoded: int, stage: BuildStage) -> None:
+        report(encoded, count, f"indexing {name}" if stage == "indexing" else "")
+
     built = client.index.build(
         name,
         premises,
@@ -70,10 +72,9 @@ def build_corpus(
         space_id=space_id,
         fold_similar=fold_same or None,
         truncate=truncate,
-        on_progress=lambda _, encoded: told(encoded, count),
-        on_stage=on_stage,
+        on_progress=progressed,
     )
-    told(count or built.premises, count or built.premises)
+    report(count or built.premises, count or built.premises, "")
     return built
 
 
@@ -88,7 +89,7 @@ def corpus_name(dataset: Source, *, fold_same: bool = False) -> str:
 def ensure_corpus(
     client: Client,
     dataset: Source,
-    on_progress: Callable[[int, int], None] | None = None,
+    report: Report = lambda *_: None,
     *,
     fold_same: bool = False,
 ) -> str:
@@ -103,7 +104,7 @@ def ensure_corpus(
     if name in serving and not fold_same and not _has_splits(client, name, splits):
         name += f"-{hashlib.sha256(json.dumps(splits).encode()).hexdigest()[:8]}"
     if name not in serving:
-        build_corpus(client, name, dataset, on_progress, fold_same=fold_same)
+        build_corpus(client, name, dataset, report, fold_same=fold_same)
     return name
 
 
@@ -228,22 +229,9 @@ def _build_elsewhere(
 def build_shown(
     out: Output, client: Client, name: str, source: Source | Iterable[values.Premise], **options: Any
 ) -> values.Generation:
-    """Builds as `build_corpus` does with its `options`, and shows the progress and what the index is doing."""
+    """Builds as `build_corpus` does with its `options`, and shows how far it is."""
     with out.progress(f"building {name}", "facts") as report:
-        last = (0, 0)
-        doing = ""
-
-        def progressed(encoded: int, total: int) -> None:
-            nonlocal last
-            last = (encoded, total)
-            report(encoded, total, doing)
-
-        def staged(stage: BuildStage) -> None:
-            nonlocal doing
-            doing = f"indexing {name}" if stage == "indexing" else ""
-            report(*last, doing)
-
-        return build_corpus(client, name, source, progressed, on_stage=staged, **options)
+        return build_corpus(client, name, source, report, **options)
 
 
 def add(

@@ -8,7 +8,7 @@ from aeenc.evaluation.analogies import (
     selection_metrics,
     shifts,
 )
-from aeenc.evaluation.answers import AnswerDataset, Question, question_class
+from aeenc.evaluation.answers import Question, answer_splits, question_class, read_answers
 from aeenc.evaluation.datasets import (
     Gold,
     Source,
@@ -61,7 +61,6 @@ from aeenc.evaluation.trec import (
 
 __all__ = [
     "UNRANKED",
-    "AnswerDataset",
     "Difference",
     "Gain",
     "Gold",
@@ -85,6 +84,7 @@ __all__ = [
     "accessible_of",
     "analogy_scores",
     "answer_ranks",
+    "answer_splits",
     "average_precision",
     "by_depth",
     "by_overlap",
@@ -112,6 +112,7 @@ __all__ = [
     "query_id",
     "question_class",
     "ranks_of",
+    "read_answers",
     "read_grades",
     "read_predictions",
     "read_run",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import starmap
 from pathlib import Path
@@ -58,40 +58,22 @@ class _Row:
     question_class: str = ""
 
 
-class AnswerDataset:
-    """Questions of all splits, compared by text. Read with `AnswerDataset.load`."""
+def read_answers(path: Path | str, classify: Classify = question_class) -> dict[str, tuple[Question, ...]]:
+    """Reads the distinct questions of each split of a directory in file order, or of a file as the split "".
 
-    def __init__(self, questions: Mapping[str, tuple[Question, ...]]) -> None:
-        self._questions = questions
+    `classify` gives the class of a question whose file names none. Of equal answers to a question, a right one
+    counts. Raises NotFound for another layout, InvalidArgument naming file and line.
+    """
+    root = Path(path)
+    files = {"": root} if root.is_file() else _files(root)
+    if not files:
+        raise NotFound(f"{root} has no WikiQA-<split>.tsv and no <split>.xml, .jsonl or .json of a known split")
+    return {split: tuple(_questions(file, classify)) for split, file in files.items()}
 
-    @classmethod
-    def load(cls, path: Path | str, classify: Classify = question_class) -> AnswerDataset:
-        """Reads all splits of a directory, or a file as the split "".
 
-        `classify` gives the class of a question whose file names none. Of equal answers to a question, a right one
-        counts. Raises NotFound for another layout, InvalidArgument naming file and line.
-        """
-        root = Path(path)
-        files = {"": root} if root.is_file() else _files(root)
-        if not files:
-            raise NotFound(f"{root} has no WikiQA-<split>.tsv and no <split>.xml, .jsonl or .json of a known split")
-        return cls({split: tuple(_questions(file, classify)) for split, file in files.items()})
-
-    @staticmethod
-    def splits_in(folder: Path | str) -> tuple[str, ...]:
-        """Lists the splits of a directory without reading them; none for another layout."""
-        return tuple(_files(Path(folder)))
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits present, by name."""
-        return tuple(self._questions)
-
-    def questions(self, split: str) -> tuple[Question, ...]:
-        """Lists the distinct questions of a split in file order. Raises NotFound for an unknown split."""
-        if split not in self._questions:
-            raise NotFound(f"there is no split {split!r}; there are {', '.join(self.splits)}")
-        return self._questions[split]
+def answer_splits(folder: Path | str) -> tuple[str, ...]:
+    """Lists the splits of a directory without reading them; none for another layout."""
+    return tuple(_files(Path(folder)))
 
 
 def _files(folder: Path) -> dict[str, Path]:

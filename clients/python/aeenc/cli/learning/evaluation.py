@@ -60,7 +60,7 @@ def generation_for(
     corpus: str,
     version: str,
     dataset: Source | None,
-    on_progress: Callable[[int, int], None] | None = None,
+    report: Report = lambda *_: None,
     *,
     fold_same: bool = False,
 ) -> str:
@@ -81,7 +81,7 @@ def generation_for(
             f"corpus {corpus!r} has no generation in space {space_id} of version {version}; build one with "
             f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
         )
-    built = build_corpus(client, corpus, dataset, on_progress, activate=False, space_id=space_id, fold_same=fold_same)
+    built = build_corpus(client, corpus, dataset, report, activate=False, space_id=space_id, fold_same=fold_same)
     return built.id
 
 
@@ -105,10 +105,10 @@ def candidates_of(
     before = {one.corpus for one in client.index.list_corpora()}
     with out.progress("candidates", "facts") as report:
 
-        def progressed(encoded: int, total: int) -> None:
+        def progressed(*now: Any) -> None:
             nonlocal is_built
             is_built = True
-            report(encoded, total, "")
+            report(*now)
 
         if version is not None:
             generation = generation_for(client, corpus, version, dataset, progressed, fold_same=fold_same)

@@ -165,7 +165,7 @@ def sample(
     with client(context) as connected:
         if dataset is not None and not corpus:
             with out.progress("corpus", "premises") as progress:
-                corpus = ensure_corpus(connected, dataset, lambda done, total: progress(done, total, ""))
+                corpus = ensure_corpus(connected, dataset, progress)
         run = connected.sampler.start_run(
             roots,
             corpus=corpus,
