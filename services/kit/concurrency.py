@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 REPEAT_S = 0.2
 END_S = 5.0  # that a child process may take to end
+# Of a thread of torch that waits for another, before it sleeps. By OpenMP's own 300,000, a job beside busy processes
+# takes three times as long; alone, it is no faster (docs/experiments/trainer.md).
+SPINS = "10000"
 
 
 async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -137,7 +140,8 @@ class ChildProcess:
         break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
         In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
         """
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        environment = {"GOMP_SPINCOUNT": SPINS, **os.environ}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
         if line and self._process.stdin is not None:

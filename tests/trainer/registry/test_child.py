@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from services.kit.concurrency import SPINS
 from services.trainer.registry.child import EXIT_DISK_FULL, Child, describe_exit
 from services.trainer.train import __main__ as entry
 from support.waiting import until
@@ -66,6 +67,18 @@ async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
     child = Child(sys.executable, "-c", "import os, sys; sys.stdin.read()")
     assert os.getsid(child._process.pid) != os.getsid(0)
     assert os.getpgid(child._process.pid) != os.getpgid(0)
+    await child.end()
+
+
+@pytest.mark.parametrize(("ours", "wanted"), [(None, SPINS), ("7", "7")], ids=["ours has none", "its operator's own"])
+async def test_the_threads_of_a_child_that_wait_soon_leave_the_core_to_others(
+    monkeypatch: pytest.MonkeyPatch, ours: str | None, wanted: str
+):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if ours:
+        monkeypatch.setenv("GOMP_SPINCOUNT", ours)
+    child = Child(sys.executable, "-c", f"import os; raise SystemExit(os.environ['GOMP_SPINCOUNT'] != '{wanted}')")
+    assert await child.wait() == 0
     await child.end()
 
 
