@@ -83,6 +83,14 @@ def test_an_endless_annotator_is_cut():
     assert judged.annotator == "b" * MAX_ANNOTATOR
 
 
+@pytest.mark.parametrize(("named", "said_by"), [("", "team"), ("it", "it")])
+def test_what_an_answer_without_an_annotator_says_is_said_by_its_oracle(named: str, said_by: str):
+    answer = Answer(task_id="t1", verdicts=(refused("p1"),), note="so", annotator=named)
+    [judged] = read_answers(TASKS, [answer], "team")
+    assert judged.statement is not None
+    assert (judged.annotator, judged.statement.annotator) == (said_by, said_by)
+
+
 class Raw(grpc.GenericRpcHandler):
     """A server that answers every call with the same bytes, whatever they are, or with a broken trailer."""
 
