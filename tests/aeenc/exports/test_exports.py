@@ -100,31 +100,37 @@ def test_a_file_of_pairs_is_read_back_and_appears_whole(tmp_path: Path):
     assert os.listdir(target.parent) == ["pairs.jsonl"]  # noqa: PTH208
 
 
-def test_a_grade_that_is_no_number_is_left_out():
+def test_a_rank_is_whole_though_a_table_program_has_written_it():
+    line = {"query": "q", "premise": "p", "sign": "positive"}
+    assert pair_of({**line, "rank": 3.0}) == pair_of({**line, "rank": 3, "note": None})
+
+
+def test_a_grade_that_is_no_number_is_left_out_and_a_sign_without_a_meaning_is_none():
     odd = replace(pair("q", "p", POSITIVE), provenance=values.Provenance(grade=float("nan")))
     assert "grade" not in record_of(odd)
+    assert {record_of(replace(odd, sign=values.PairSign(sign)))["sign"] for sign in (0, 3, 9)} == {"skipped"}
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"query": "q", "premise": "p"}', "`sign` is None"),
+        ('{"query": "q", "premise": "p"}', "sign: is None"),
         ('{"query": "q", "premise": "p", "sign": "maybe"}', "'maybe'"),
-        ('{"query": " ", "premise": "p", "sign": "positive"}', "`query`"),
-        ('{"query": "q", "premise": 3, "sign": "positive"}', "`premise`"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "rank": 1.5}', "`rank` is 1.5"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "rank": -1}', "`rank` is -1"),
+        ('{"query": " ", "premise": "p", "sign": "positive"}', "query: is ' '"),
+        ('{"query": "q", "premise": 3, "sign": "positive"}', "premise: is 3"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "rank": 1.5}', "rank: is 1.5"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "rank": -1}', "rank: is -1"),
         ('{"query": "q", "premise": "p", "sign": "positive", "score": "high"}', "'high'"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "grade": NaN}', "`grade`"),
-        (f'{{"query": "q", "premise": "p", "sign": "positive", "rank": 1{"0" * 400}}}', f"is 1{'0' * 56}...; write"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "score": 1e39}', "`score` is 1e+39; write a finite"),
-        (f'{{"query": "q", "premise": "p", "sign": "positive", "score": {2**128 - 2**103}}}', "`score` is 340282356"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "annotator": 7}', "`annotator` is 7"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "grade": NaN}', "grade: is nan"),
+        (f'{{"query": "q", "premise": "p", "sign": "positive", "rank": 1{"0" * 400}}}', f"is 1{'0' * 56}...; give"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "score": 1e39}', "score: is 1e+39; write a finite"),
+        (f'{{"query": "q", "premise": "p", "sign": "positive", "score": {2**128 - 2**103}}}', "score: is 340282356"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "annotator": 7}', "annotator: is 7"),
         ('{"query": "q", "premise": "p", "sign": "positive", "judged_at": "yesterday"}', "'yesterday'"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "`amended` is 'yes'"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "amended": "yes"}', "amended: is 'yes'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "format_version": 9}', "format_version is 9"),
-        ('{"query": "q", "premise": "fire \\ud83d", "sign": "positive"}', "`premise` has half a character"),
-        ('{"query": "q", "premise": "p", "sign": "positive", "note": "\\ude00"}', "`note` has half a character"),
+        ('{"query": "q", "premise": "fire \\ud83d", "sign": "positive"}', "premise: has half a character"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "note": "\\ude00"}', "note: has half a character"),
         ('{"query": "q", "query": "r", "premise": "p", "sign": "positive"}', "'query' is there twice in one object"),
         ('["q", "p"]', "must be a JSON object"),
         ('{"query": ', "not JSON"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +21,36 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aeenc import values
 from aeenc.errors import InvalidArgument
-from aeenc.files.lines import json_lines, refuse_half
+from aeenc.files.lines import json_lines
 from aeenc.files.whole import write_json_lines
-from aeenc.values.writing import shown, timestamp
+from aeenc.v1 import types_pb2
+from aeenc.values.writing import message, shown, timestamp
 
 FORMAT_VERSION = 1
-_SIGNS = ("positive", "negative", "skipped")
-_TEXTS = ("run_id", "node_id", "model_version", "generation", "oracle", "annotator", "note")
-_NUMBERS = {"rank": int, "score": float, "grade": float}
-FLOAT32_END = 2**128 - 2**103  # of the messages' numbers: rounds to infinity
+_SIGNS = {values.PairSign.POSITIVE: "positive", values.PairSign.NEGATIVE: "negative"}
+_OWN = ("query", "premise_id", "premise", "sign", "reason")
+_PROVENANCE = tuple(types_pb2.Provenance.DESCRIPTOR.fields_by_name)
 
 
 def record_of(pair: values.Pair) -> dict[str, Any]:
     """Converts a pair to a JSON object without its empty fields."""
+    origin = pair.provenance
     record: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "query": pair.query,
         "premise_id": pair.premise_id,
         "premise": pair.premise,
-        "sign": sign if (sign := pair.sign.name.lower()) in _SIGNS else "skipped",
+        "sign": _SIGNS.get(pair.sign, "skipped"),
     }
-    origin = pair.provenance
-    record |= {name: value for name in _TEXTS if (value := getattr(origin, name))}
-    record |= {name: value for name in _NUMBERS if (value := getattr(origin, name)) and math.isfinite(value)}
-    if origin.judged_at is not None:
-        record["judged_at"] = timestamp(origin.judged_at, "judged_at").ToJsonString()
-    if origin.amended:
-        record["amended"] = True
+    for name in _PROVENANCE:
+        value = getattr(origin, name)
+        if isinstance(value, datetime):
+            record[name] = timestamp(value, name).ToJsonString()
+        elif value and not (isinstance(value, float) and not math.isfinite(value)):
+            record[name] = value
     if origin.rank or origin.node_id:
         record["source"] = "retrieved" if origin.rank else "searched"
-    if pair.reason:
-        record["reason"] = pair.reason
-    if pair.seq:
-        record["seq"] = pair.seq
-    return record
+    return record | {name: value for name in ("reason", "seq") if (value := getattr(pair, name))}
 
 
 def pair_of(record: object) -> values.Pair:
@@ -65,27 +61,24 @@ def pair_of(record: object) -> values.Pair:
         raise InvalidArgument(
             f"format_version is {shown(record['format_version'])}; this release reads {FORMAT_VERSION}"
         )
-    for name in ("query", "premise"):
-        if not _text(record, name).strip():
-            raise InvalidArgument(f"`{name}` must be a string that is not empty")
-    if record.get("sign") not in _SIGNS:
-        raise InvalidArgument(f"`sign` is {shown(record.get('sign'))}; write {', '.join(_SIGNS)}")
-    fields: dict[str, Any] = {name: _text(record, name) for name in _TEXTS}
-    fields |= {name: _number(record, name, kind) for name, kind in _NUMBERS.items()}
-    at = _text(record, "judged_at")
-    origin = values.Provenance(
-        **fields,
-        judged_at=_time(at) if at else None,
-        amended=_flag(record, "amended"),
+    for name in ("query", "premise", "sign"):
+        if not isinstance(text := record.get(name), str) or not text.strip():
+            raise InvalidArgument(f"{name}: is {shown(text)}; write a string that is not empty")
+    given = {name: value for name, value in record.items() if value is not None}
+    origin = {name: given[name] for name in _PROVENANCE if name in given}
+    if isinstance(rank := origin.get("rank"), float) and rank.is_integer():  # as table programs write them
+        origin["rank"] = int(rank)
+    if "judged_at" in origin:
+        origin["judged_at"] = _time(origin["judged_at"])
+    made = message(
+        types_pb2.Pair,
+        provenance=message(types_pb2.Provenance, **origin),
+        **{name: given[name] for name in _OWN if name in given},
     )
-    return values.Pair(
-        query=record["query"],
-        premise_id=_text(record, "premise_id"),
-        premise=record["premise"],
-        sign=values.PairSign[record["sign"].upper()],
-        provenance=origin,
-        reason=_text(record, "reason"),
-    )
+    for name in ("score", "grade"):
+        if not math.isfinite(getattr(made.provenance, name)):
+            raise InvalidArgument(f"{name}: is {shown(given[name])}; write a finite number")
+    return values.Pair.from_message(made)
 
 
 def write_pairs(path: Path | str, pairs: Iterable[values.Pair]) -> int:
@@ -102,35 +95,10 @@ def read_pairs(path: Path | str) -> Iterator[values.Pair]:
             raise InvalidArgument(f"{place}: {error.message}") from None
 
 
-def _text(record: dict[str, Any], name: str) -> str:
-    value = record.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InvalidArgument(f"`{name}` is {shown(value)}; write a string")
-    refuse_half(f"`{name}`", value)
-    return value
-
-
-def _flag(record: dict[str, Any], name: str) -> bool:
-    value = record.get(name) or False
-    if value is not True and value is not False:
-        raise InvalidArgument(f"`{name}` is {shown(value)}; write true, or leave it out")
-    return value
-
-
-def _number(record: dict[str, Any], name: str, kind: type[int] | type[float]) -> float:
-    value = record.get(name) or 0
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < FLOAT32_END
-    if not number or (kind is int and not 0 <= value == int(value) < 2**32):
-        raise InvalidArgument(f"`{name}` is {shown(value)}; write a {'whole' if kind is int else 'finite'} number")
-    return kind(value)
-
-
-def _time(text: str) -> datetime:
+def _time(given: Any) -> Timestamp:
     at = Timestamp()
     try:
-        at.FromJsonString(text)
+        at.FromJsonString(given)
     except ValueError:
-        raise InvalidArgument(f"`judged_at` is {shown(text)}; write it as 2026-01-31T12:00:00Z") from None
-    return at.ToDatetime(tzinfo=UTC)
+        raise InvalidArgument(f"judged_at: is {shown(given)}; write it as 2026-01-31T12:00:00Z") from None
+    return at
