@@ -326,9 +326,10 @@ def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) ->
     with pytest.raises(InvalidArgument, match=r"several splits \(test, train\); give the directory of one"):
         pairs(tmp_path / "both")
     assert pairs(tmp_path / "both" / "train") == SAME
-    (tmp_path / "both" / "train" / "state.json").write_text('{"_data_files": [{"filename": "../test/x.arrow"}]}')
-    with pytest.raises(InvalidArgument, match="must list file names"):
-        pairs(tmp_path / "both" / "train")
+    for files in ('[{"filename": "../test/x.arrow"}]', "[]"):
+        (tmp_path / "both" / "train" / "state.json").write_text(f'{{"_data_files": {files}}}')
+        with pytest.raises(InvalidArgument, match="must list file names"):
+            pairs(tmp_path / "both" / "train")
 
 
 def test_without_pyarrow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

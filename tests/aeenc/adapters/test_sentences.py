@@ -89,6 +89,7 @@ async def test_a_version_is_asked_for_queries_alone(target: str, servicer: Encod
     ("options", "words"),
     [
         ({"convert_to_tensor": True}, "convert_to_tensor: is True, which AeencEncoder cannot do: .*torch.from_numpy"),
+        ({"convert_to_tensor": 0}, "convert_to_tensor: is 0"),
         ({"device": "cuda"}, "device: is 'cuda'"),
         ({"output_value": "token_embeddings"}, "output_value: is 'token_embeddings'"),
         ({"precision": "int8"}, "precision: is 'int8'"),

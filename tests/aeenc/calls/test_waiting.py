@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aeenc import PATIENT, AsyncClient, Channel, Retry, SamplerClient, errors
+from aeenc.calls.waiting import wait_for_end
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 from aeenc.values import Pair
 from support.relay import Relay
@@ -153,6 +154,19 @@ async def test_what_the_callers_own_code_raises_is_raised(mine: Exception) -> No
     async with connected(REGISTER, Refusing(errors.Unavailable("never"), 0)) as channel:
         with pytest.raises(type(mine), match="mine"):
             await SamplerClient(channel).wait("r", on_progress=on_progress)
+
+
+async def test_a_watch_that_ends_too_early_is_taken_up_again_until_the_work_has_ended() -> None:
+    states = iter([types_pb2.WORK_STATE_RUNNING] * 2 + [types_pb2.WORK_STATE_SUCCEEDED])
+
+    async def watch(_: int) -> AsyncIterator[Any]:
+        for event in ():
+            yield event
+
+    async def get() -> Any:
+        return sampler_pb2.Run(state=next(states))
+
+    assert (await wait_for_end(watch, get, None)).state == types_pb2.WORK_STATE_SUCCEEDED
 
 
 async def test_a_watch_ends_when_its_host_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:

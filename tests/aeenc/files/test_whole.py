@@ -28,6 +28,9 @@ def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     assert path.read_text() == "old\n"
     write("new\n")
     assert (path.read_text(), list(tmp_path.iterdir())) == ("new\n", [path])
+    path = tmp_path / "new" / "folder" / "pairs.jsonl"
+    write("new\n")
+    assert path.read_text() == "new\n"
 
 
 def test_a_folder_appears_whole_behind_a_link_and_never_in_place_of_the_working_directory(

@@ -7,6 +7,7 @@ import base64
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -101,10 +102,18 @@ LONG_IN_CHINESE = 20 * [errors.FieldViolation("文本" * 100, "太长了" * 100)
         (errors.InvalidArgument("a hypothesis " * 1000), 1000),
         (errors.InvalidArgument("一个假设" * 1000), 180),
         (errors.InvalidArgument("100 % " * 1000), 500),
+        (errors.InvalidArgument("\x7f" * 1000), 500),
         (errors.InvalidArgument("a hypothesis " * 1000, violations=LONG), 1000),
         (errors.InvalidArgument("一个假设" * 1000, violations=LONG_IN_CHINESE, metadata={"corpus": "科学"}), 180),
     ],
-    ids=["letters", "Chinese", "signs that are escaped", "with violations", "with violations in Chinese"],
+    ids=[
+        "letters",
+        "Chinese",
+        "signs that are escaped",
+        "DEL",
+        "with violations",
+        "with violations in Chinese",
+    ],
 )
 async def test_an_error_that_is_too_long_is_cut_and_keeps_its_class(error: errors.AeencError, least_chars: int) -> None:
     message, details = status.message_of(error), status.details_of(error)
@@ -402,7 +411,9 @@ class EndedCall:
         pass
 
 
-@pytest.mark.parametrize("call", [Channel.send_stream, lambda channel, of, sent: anext(channel.stream(of, sent()))])
+@pytest.mark.parametrize(
+    "call", [partial(Channel.send_stream, retry=False), lambda channel, of, sent: anext(channel.stream(of, sent()))]
+)
 async def test_a_call_that_ends_while_messages_are_sent_is_not_taken_for_one_that_was_cancelled(call: Any) -> None:
     async def messages() -> AsyncIterator[Any]:
         yield None
@@ -410,6 +421,16 @@ async def test_a_call_that_ends_while_messages_are_sent_is_not_taken_for_one_tha
     channel = Channel("127.0.0.1:1", retry=False)
     with pytest.raises(errors.Unavailable, match="ended the call while a message was being sent"):
         await call(channel, lambda *_, **__: EndedCall(), messages)
+    await channel.close()
+
+
+async def test_a_stream_that_is_cancelled_ends_as_cancelled() -> None:
+    channel = Channel("127.0.0.1:1")
+    with pytest.raises(asyncio.CancelledError):
+        await anext(channel.stream(lambda *_, **__: EndedCall(), None))
+    with pytest.raises(asyncio.CancelledError):
+        async with channel.conversation(lambda **_: EndedCall()) as call:
+            await call
     await channel.close()
 
 

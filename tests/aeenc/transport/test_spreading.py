@@ -85,6 +85,7 @@ async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(
 ) -> None:
     monkeypatch.setattr(spreading, "SILENT_S", 60.0)
     client = await fleet.client()
+    assert client.channel.grpc.get_state() is grpc.ChannelConnectivity.READY
     fleet.first.answer = never
     await client.encode(["asked"])
     await client.encode(["asked"])  # one of the two went to the silent server first
@@ -198,12 +199,16 @@ async def test_a_read_fails_with_its_reason_when_both_servers_do(fleet: Fleet) -
     await client.channel.close()
 
 
-async def test_a_call_that_may_be_made_once_only_is_sent_to_one_server(fleet: Fleet) -> None:
-    client = await fleet.client(retry=False)
+@pytest.mark.parametrize(("retry", "sent"), [(False, 1), (HEDGED, 2)])
+async def test_a_call_ends_in_time_and_one_that_may_be_made_once_only_is_sent_to_one_server(
+    fleet: Fleet, retry: Retry | bool, sent: int
+) -> None:
+    client = await fleet.client(retry)
     fleet.first.answer = fleet.second.answer = never
-    with pytest.raises(errors.DeadlineExceeded):
-        await client.encode(["asked"], timeout_s=0.5)
-    assert [*fleet.first.texts, *fleet.second.texts].count("asked") == 1
+    async with asyncio.timeout(10):
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.encode(["asked"], timeout_s=0.5)
+    assert [*fleet.first.texts, *fleet.second.texts].count("asked") == sent
     await client.channel.close()
 
 

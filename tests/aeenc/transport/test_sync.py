@@ -20,7 +20,7 @@ import pytest
 
 import aeenc
 from aeenc import errors, vectors
-from aeenc.transport.sync import LOOP
+from aeenc.transport.sync import LOOP, given
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from support.command import run_script
 
@@ -169,6 +169,12 @@ def test_a_new_token_does_not_keep_the_rights_of_the_old_admin_token() -> None:
         both = [(one._awaiting.index.channel, one._awaiting.registry.channel) for one in shown]
     tokens = [tuple(channel._options["token"] for channel in channels) for channels in both]
     assert tokens == [("t", "a"), ("u", "u"), ("u", "b"), ("t", "b")]
+
+
+@pytest.mark.parametrize("value", ["a text", ["ice"], {"key": "ice"}, None, np.zeros(2)])
+def test_only_what_runs_a_callers_code_is_made_a_list_before_a_call(value: Any):
+    assert given(value) is value
+    assert given(iter([value])) == [value]
 
 
 def test_what_is_not_given_comes_from_the_environment_and_the_fleet(
@@ -333,7 +339,7 @@ async def test_the_methods_are_those_of_the_awaiting_client_with_their_types_and
 LEFT_IN_A_CYCLE = """
 import gc
 import aeenc
-from aeenc.transport.sync import LOOP
+from aeenc.transport.sync import LOOP, given
 
 class Cycle: pass
 

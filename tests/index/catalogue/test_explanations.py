@@ -98,7 +98,7 @@ async def test_a_stream_of_explanations_begins_with_its_header(built):
             for request in requests:
                 yield request
 
-        await built.client.channel.send_stream(built.client._admin.PutExplanations, sent)
+        await built.client.channel.send_stream(built.client._admin.PutExplanations, sent, retry=False)
 
     await raises(errors.InvalidArgument, put(), "header")
     await raises(errors.InvalidArgument, put(chunk), "first message")

@@ -165,7 +165,7 @@ def refuse(options: dict[str, Any]) -> None:
         if name not in _REFUSED:
             raise InvalidArgument.field(name, "is not an option of AeencEncoder.encode")
         harmless, why = _REFUSED[name]
-        if not any(value is one or (isinstance(value, str) and value == one) for one in harmless):
+        if not any(isinstance(value, type(one)) and value == one for one in harmless):
             raise InvalidArgument.field(name, f"is {value!r:.60}, which AeencEncoder cannot do: {why}")
 
 

@@ -206,7 +206,7 @@ class Channel:
         requests: Callable[[], AsyncIterator[Any]],
         *,
         timeout_s: float | None = None,
-        retry: bool = False,
+        retry: bool,
     ) -> Any:
         """Calls a client-streaming method; `requests` makes the stream of an attempt.
 
@@ -373,7 +373,7 @@ class Channel:
         error = status.from_rpc_error(rpc_error)
         if any(key == status.DETAILS_KEY for key, _ in rpc_error.trailing_metadata() or ()):
             return error  # one of ours, complete
-        if isinstance(error, errors.Unimplemented) and error.message.startswith(_UNKNOWN_METHOD):  # no log has the call
+        if error.message.startswith(_UNKNOWN_METHOD):  # no log has the call
             return errors.Unimplemented(
                 f"{self.target} answers, but has no {name_of(method)}: another service or another release is there; "
                 f"{self._options['remedy'] or 'is the address right?'}"

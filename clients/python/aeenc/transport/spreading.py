@@ -57,9 +57,9 @@ class SpreadChannel:
         self._servers = [_Server(channel) for channel in channels]
         self._turn = 0
 
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+    def get_state(self) -> grpc.ChannelConnectivity:
         """Returns the best state of any channel: READY when one server is connected."""
-        states = {server.channel.get_state(try_to_connect) for server in self._servers}
+        states = {server.channel.get_state() for server in self._servers}
         return next(state for state in _BEST_FIRST if state in states)
 
     async def close(self, grace: float | None = None) -> None:

@@ -133,9 +133,27 @@ def test_refused_premises_are_drawn_anew_each_epoch_from_those_of_the_query(make
 def test_a_query_without_refused_premises_ranks_among_those_of_the_batch(make_job: MakeJob):
     pairs = [pair for pair in PAIRS if pair.sign == "POSITIVE"]
     task = load(make_job(pairs, loss="MULTIPLE_NEGATIVES_RANKING", hard_negatives=2))
-    objective = task.objective()
+    objective: Any = task.objective()
     objective.batches(np.random.default_rng(1), 8)
+    assert (objective._drawn == -1).all(), "no premise"
     assert float(objective.loss(task.encoders(), np.arange(4)).detach()) > 0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "batch_size", "words"),
+    [
+        ([("q", 0)], 2, "tell nothing apart; add pairs of another query, add refused pairs"),
+        ([("q", 0), ("q", 1)], 2, "pairs of one query"),
+        ([("q", 0), ("r", 0)], 2, "or of one premise"),
+        ([("q", 0), ("r", 1)], 1, "with batch_size 1 a batch is one pair; give a larger one"),
+    ],
+)
+def test_batches_in_which_nothing_is_to_be_ranked_lower_are_refused(
+    make_job: MakeJob, pairs: list[tuple[str, int]], batch_size: int, words: str
+):
+    judged = [JudgedPair(query, "", FACTS[n], "POSITIVE") for query, n in pairs]
+    with pytest.raises(FailedPrecondition, match=words):
+        load(make_job(judged, loss="MULTIPLE_NEGATIVES_RANKING", batch_size=batch_size)).objective()
 
 
 def test_the_guide_of_gist_is_the_version_that_is_named(
