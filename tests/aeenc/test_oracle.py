@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -154,6 +155,24 @@ async def test_a_judge_that_raises_is_unavailable_without_internals_and_the_serv
         with pytest.raises(errors.Unavailable):  # never a part of the answers: a missing one is no refusal
             await client.judge("r1", [task(task_id="t1"), task("bad", task_id="t2")])
         assert judgements((await client.judge("r1", [task()]))[0])["p1"] == EXPLAINS
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        errors.Overloaded("later", retry_after_s=math.inf),
+        errors.Overloaded("later", metadata={"asked": 3}),  # type: ignore[dict-item]
+        errors.Overloaded("later", reason="HALF \ud83d"),
+    ],
+    ids=["pause", "metadata", "character"],
+)
+async def test_an_error_of_a_judge_that_no_message_holds_is_told_as_any_other(raised: errors.AeencError) -> None:
+    def judge(_: Task) -> list[str]:
+        raise raised
+
+    async with served(Judging(judge)) as client:
+        with pytest.raises(errors.Unavailable, match=f"judge failed with {type(raised).__name__}"):
+            await client.judge("r1", [task()])
 
 
 async def test_a_task_that_fails_ends_the_others_of_its_call_and_its_error_arrives_whole() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from aeenc import AsyncClient
 from aeenc.oracle import EXPLAINS, REFUSES
-from aeenc.trees import HELD_OUT, Dataset, read_trees
+from aeenc.trees import HELD_OUT, Dataset, read_trees, write_trees
 from aeenc.v1 import oracle_pb2, trainer_pb2, types_pb2
 from support.worlds.index_world import DIM, SPACE, facts
 from support.worlds.sampler_world import SamplerWorld, at_work, take
@@ -216,6 +216,10 @@ async def test_gold_trees_are_exported_without_any_service(aeenc, trees, tmp_pat
     again = await aeenc("--json", "export", "trees", "--data", trees, "--to", tmp_path / "svg", "--as", "svg")
     assert (again.code, ended.json["trees"]) == (4, 3)
     assert (await aeenc("export", "beir", "--to", tmp_path / "none")).code == 2
+    one, *_ = read_trees(file := trees / "dataset" / "task_1" / "train.jsonl")
+    write_trees(file, [replace(one, id="鉄" * 100), replace(one, id="鉄" * 101)])
+    ended = await aeenc("export", "trees", "--data", trees, "--to", tmp_path / "long", "--as", "svg")
+    assert (ended.code, len(list((tmp_path / "long").iterdir()))) == (0, 2), ended.stderr
 
 
 async def test_folds_are_written_with_a_setting_of_the_trainer_that_can_be_pasted_into_a_shell(aeenc, trees, tmp_path):

@@ -22,6 +22,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -326,9 +327,8 @@ class _Servicer(oracle_pb2_grpc.OracleServiceServicer):
             request = _known(request)
             answers = await all_of(self._answer(request.run_id, task) for task in request.tasks)
         except Exception as error:  # noqa: BLE001 -- whatever a user's judge raises must reach the sampler as a status
-            known = error if isinstance(error, errors.AeencError) else _unavailable(error)
-            trailer = ((status.DETAILS_KEY, status.details_of(known)),)
-            await context.abort(status.code_of(known), status.message_of(known), trailer)
+            known, details = _told(error)
+            await context.abort(status.code_of(known), status.message_of(known), ((status.DETAILS_KEY, details),))
         return oracle_pb2.JudgeResponse(answers=answers)
 
     def _authenticate(self, context: Any) -> None:
@@ -447,6 +447,15 @@ def _wrong(oracle: Oracle, problem: str) -> errors.Unavailable:
     error = errors.Unavailable(f"oracle {oracle.name!r}: the answer of its judge {problem}", reason="WRONG_ANSWER")
     log.error("%s", error.message)  # whoever runs the oracle must see it, not only the sampler
     return error
+
+
+def _told(error: Exception) -> tuple[errors.AeencError, bytes]:
+    """Returns the error that the sampler is told, and its details: any other than ours that can be sent is hidden."""
+    if isinstance(error, errors.AeencError):
+        with suppress(ValueError, TypeError, LookupError, OverflowError):  # half a character, an endless pause
+            return error, status.details_of(error)
+    hidden = _unavailable(error)
+    return hidden, status.details_of(hidden)
 
 
 def _unavailable(error: Exception) -> errors.AeencError:

@@ -14,7 +14,7 @@ from aeenc.files.whole import whole_file, whole_folder
 
 
 def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.jsonl"
+    path = tmp_path / ("pairs" * 50 + ".json")  # 255 letters, the most that a name may have
     path.write_text("old\n")
 
     def write(text: str, error: Exception | None = None) -> None:

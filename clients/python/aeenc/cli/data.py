@@ -318,6 +318,7 @@ def _write(to: Path, form: Form, trees: list[Tree]) -> None:
             file.write("".join(f"{draw(tree)}\n\n" for tree in trees))
     else:
         with whole_folder(to) as folder:
-            plain = (re.sub(r"[^\w.-]", "_", tree.id).strip(".")[:100] or "tree" for tree in trees)
-            for name, tree in zip(numbered(plain), trees, strict=True):
+            plain = (re.sub(r"[^\w.-]", "_", tree.id).strip(".").encode()[:100] or b"tree" for tree in trees)
+            names = numbered(name.decode(errors="ignore") for name in plain)
+            for name, tree in zip(names, trees, strict=True):
                 (folder / f"{name}.{form}").write_text(_PICTURES[form](tree), encoding="utf-8")

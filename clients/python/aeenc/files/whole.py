@@ -110,4 +110,4 @@ def _descriptor(path: Path) -> int | None:
 
 def _beside(target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    return target.with_name(f".{uuid.uuid4().hex}")  # without the name, which may be as long as a name may be
