@@ -20,9 +20,6 @@ T = TypeVar("T")
 
 REPEAT_S = 0.2
 END_S = 5.0  # that a child process may take to end
-# Of a thread of torch that waits for another, before it sleeps. By OpenMP's own 300,000, a job beside busy processes
-# takes three times as long; alone, it is no faster (docs/experiments/trainer.md).
-SPINS = "10000"
 
 
 async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -133,14 +130,13 @@ async def with_pauses(messages: AsyncIterator[Sequence[T]], pause_s: float) -> A
 class ChildProcess:
     """A process that this one starts. It shares our output, and ends when this one dies if it has `end_with_parent`."""
 
-    def __init__(self, *command: str, line: str = "") -> None:
+    def __init__(self, *command: str, line: str = "", environment: dict[str, str] | None = None) -> None:
         """Starts a command with a pipe on its standard input, which carries `line`, then tells it that we live.
 
         Avoids asyncio: uvloop forks, and grpc's handlers in a forked process crash it one time in seventy and sometimes
         break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
         In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
         """
-        environment = {"GOMP_SPINCOUNT": SPINS, **os.environ}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -17,10 +18,18 @@ log = get(__name__)
 
 EXIT_DISK_FULL = 4
 MODULE = "services.trainer.train"
+# Of a thread of torch that waits for another, before it sleeps. By OpenMP's own 300,000, a job beside busy processes
+# takes three times as long; alone, it is no faster (docs/experiments/trainer.md).
+SPINS = "10000"
 
 
 class Child(ChildProcess):
     """A process of `services.trainer.train`. Everything it keeps is replaced as a whole: its end can tear nothing."""
+
+    def __init__(self, *command: str) -> None:
+        """Starts a command. Its threads wait as our environment says, or else `SPINS` times."""
+        told = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()  # the former overrules the latter
+        super().__init__(*command, environment=None if told else {**os.environ, "GOMP_SPINCOUNT": SPINS})
 
     @classmethod
     async def start(cls, *arguments: str) -> Child:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kit.concurrency import SPINS
-from services.trainer.registry.child import EXIT_DISK_FULL, Child, describe_exit
+from services.kit.concurrency import ChildProcess
+from services.trainer.registry.child import EXIT_DISK_FULL, SPINS, Child, describe_exit
 from services.trainer.train import __main__ as entry
 from support.waiting import until
 
@@ -70,14 +70,23 @@ async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():
     await child.end()
 
 
-@pytest.mark.parametrize(("ours", "wanted"), [(None, SPINS), ("7", "7")], ids=["ours has none", "its operator's own"])
-async def test_the_threads_of_a_child_that_wait_soon_leave_the_core_to_others(
-    monkeypatch: pytest.MonkeyPatch, ours: str | None, wanted: str
+@pytest.mark.parametrize(
+    ("kind", "ours", "wanted"),
+    [
+        (Child, {}, SPINS),
+        (Child, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (Child, {"OMP_WAIT_POLICY": "PASSIVE"}, None),  # which any count would overrule
+        (ChildProcess, {}, None),  # an encoder or index
+    ],
+)
+async def test_the_threads_of_a_job_that_wait_soon_leave_the_core_to_others_unless_its_operator_has_decided(
+    monkeypatch: pytest.MonkeyPatch, kind: type[ChildProcess], ours: dict[str, str], wanted: str | None
 ):
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    if ours:
-        monkeypatch.setenv("GOMP_SPINCOUNT", ours)
-    child = Child(sys.executable, "-c", f"import os; raise SystemExit(os.environ['GOMP_SPINCOUNT'] != '{wanted}')")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    child = kind(sys.executable, "-c", f"import os; raise SystemExit(os.environ.get('GOMP_SPINCOUNT') != {wanted!r})")
     assert await child.wait() == 0
     await child.end()
 
