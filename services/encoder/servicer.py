@@ -86,7 +86,7 @@ async def ordered(
 ) -> AsyncIterator[B]:
     """Yields `await work(item)` for each item, in order, with at most `window` in flight and one more read.
 
-    It raises the first failure in its turn and cancels the items in flight behind it. With none, the call is idle.
+    It raises the first failure in its turn and cancels the items in flight behind it. While none is, the call is idle.
     """
     slots = asyncio.Semaphore(window)
     results: asyncio.Queue[asyncio.Task[B] | None] = asyncio.Queue()

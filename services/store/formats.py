@@ -56,11 +56,12 @@ def check_same(request_id: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 @contextmanager
 def damage_is_data_loss(what: object, remedy: str) -> Iterator[None]:
-    """Turns what reading damaged content raises into DataLoss, which names it and a remedy; NewerFormat stays."""
+    """Turns what reading damaged content raises into DataLoss, a line that names it and a remedy; NewerFormat stays."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise errors.DataLoss(f"{what} cannot be read ({type(error).__name__}: {error}); {remedy}") from error
+        told = " ".join(str(error).split())[:200]  # some errors name each damaged number, or hold all of the content
+        raise errors.DataLoss(f"{what} cannot be read ({type(error).__name__}: {told}); {remedy}") from error
 
 
 def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.formats import UNREADABLE, check_format
+from services.store.formats import RESTORE, UNREADABLE, check_format, damage_is_data_loss
 from services.store.redis import Leases, Script, WorkLease, key_prefix, once_redis_answers, raising_unavailable
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
@@ -258,9 +258,9 @@ class LifeCycles:
         check_format(record, FORMAT_VERSION, f"{self._noun} {work_id}")
 
     async def page(self, limit: int, before: int, read: Callable[[str, Mapping[str, str]], T]) -> tuple[list[T], int]:
-        """What `read` makes of at most `limit` records older than number `before` (0: the newest), and the next one.
+        """What `read` makes of at most `limit` records older than number `before` (0: the newest), and the next number.
 
-        That is 0 at the end. Those of a newer release and damaged ones are left out; `get` says why.
+        That is 0 at the end. Records of a newer release and damaged ones are left out; `get` says why.
         """
         top = f"({before}" if before else "+inf"
         found = await self._redis.zrevrangebyscore(self._keys.all, top, 0, start=0, num=limit + 1, withscores=True)
@@ -335,14 +335,15 @@ class LifeCycles:
     async def events(self, work_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[Entry]:
         """The events after a sequence number. Waits up to `wait_ms` for the first if there is none yet.
 
-        Raises NewerFormat for those of a newer release.
+        Raises NewerFormat for those of a newer release, DataLoss for damaged ones.
         """
         key = self._keys.events(work_id)
         answer = await self._redis.xread({key: f"{after_seq}-0"}, count=limit, block=wait_ms or None)
         entries = []
         for entry_id, values in answer[0][1] if answer else []:
-            check_format(values, FORMAT_VERSION, f"an event of {self._noun} {work_id}")
-            at = datetime.fromisoformat(values["at"])
+            with damage_is_data_loss(what := f"an event of {self._noun} {work_id}", RESTORE):
+                check_format(values, FORMAT_VERSION, what)
+                at = datetime.fromisoformat(values["at"])
             entries.append(Entry(int(entry_id.partition("-")[0]), at, values))
         return entries
 

@@ -8,10 +8,12 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
@@ -19,7 +21,7 @@ from aeenc.values import RunConfig, RunProgress
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.encoder.rollout.history import StateFile
-from services.sampler.people.task_store import _record
+from services.sampler.people.task_store import _event, _record
 from services.sampler.people.tasks import TaskRecord, task_json
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.pair_log import PairLog
@@ -42,6 +44,7 @@ RUN = Run("r1", RunConfig(corpus=CORPUS), "PENDING", "", "q1", "g1", RunProgress
 TASK = Task("t1", "r1", "why", (), (), (Candidate("p1", "a premise", 1, 0.5),))
 TASK_ROW = {"task": task_json(TASK), "record": TaskRecord("r1", TASK, 1, "majority").to_json()}
 TASK_ROW |= dict.fromkeys(("format_version", "place", "revision"), "1")
+TASK_EVENT = {"event": "QUEUED", "run": "r1", "task": "t1", "annotator": "", "at": NOW.isoformat()}
 
 
 @dataclass
@@ -130,6 +133,26 @@ async def pair(place: Place) -> Record:
     return Record(path, read, read)
 
 
+async def of_hash(place: Place, fields: dict[str, str], read: Callable[[dict[str, str]], Any]) -> Record:
+    await place.redis.hset(key := f"{place.prefix}row", mapping={"format_version": "1", **fields})
+
+    async def read_row() -> Any:
+        return await found(read(await place.redis.hgetall(key)))
+
+    return Record((key, ""), read_row, read_row)
+
+
+def event(place: Place) -> Awaitable[Record]:
+    keys = RunKeys(place.namespace)
+
+    async def read(row: dict[str, str]) -> datetime:
+        await place.redis.delete(keys.events(RUN.id))
+        await place.redis.xadd(keys.events(RUN.id), row, id="1-0")
+        return (await RunStore(place.redis, keys).cycles.events(RUN.id, 0))[0].at
+
+    return of_hash(place, {"state": RUN.state, "at": NOW.isoformat()}, read)
+
+
 async def job(place: Place, field: str = "") -> Record:
     jobs = JobStore(place.redis, place.namespace)
     await jobs.create(JOB, [])
@@ -192,8 +215,10 @@ KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
     "answers to a task": lambda place: of_text(
         place, TASK_ROW["record"], lambda text: _record("r1", "t1", {**TASK_ROW, "record": text}), TaskRecord.to_json
     ),
+    "event of a run": event,
+    "event of a task": lambda place: of_hash(place, TASK_EVENT, partial(_event, "1-0")),
 }
-REPLACED = {"pair", "task"}  # are written once, and never rewritten
+REPLACED = {"pair", "task", "event of a run", "event of a task"}  # are written once, and never rewritten
 
 
 @pytest.fixture
@@ -264,7 +289,7 @@ async def test_a_record_of_another_shape_is_damaged_and_left_out_of_lists(place:
     if record.page:
         assert len((await record.page(10, 0))[0]) == 1
     is_hash = isinstance(record.where, tuple) and not record.where[1]
-    shapes = [{"format_version": 1, "corpus": {}}, [], 7, None, "text"]
+    shapes = [{"format_version": 1, "corpus": {}, "sha256": []}, [], 7, None, "text"]
     for content in ({"next": 1}, *([{"format_version": 1}] if is_hash else shapes)):
         await store(place, record, content)
         with pytest.raises(errors.DataLoss, match=r"cannot be read|has no format_version|is missing or damaged"):
@@ -273,11 +298,19 @@ async def test_a_record_of_another_shape_is_damaged_and_left_out_of_lists(place:
             assert await record.page(10, 0) == ([], 0)
 
 
-def test_damage_is_told_without_the_damaged_content() -> None:
-    message = r"^the manifest cannot be read \(UnicodeDecodeError: .*\); restore it$"
+@pytest.mark.parametrize(
+    ("read", "content", "told"),
+    [
+        (bytes.decode, b"\xff" * 1_000_000, "UnicodeDecodeError: 'utf-8' codec"),
+        (datetime.fromisoformat, "x" * 1_000_000, "ValueError: Invalid isoformat string"),
+        (TypeAdapter(list[float]).validate_python, ["x"] * 100, "ValidationError: 100 validation errors"),
+    ],
+)
+def test_damage_is_told_in_a_line_with_the_remedy(read: Callable[[Any], Any], content: Any, told: str) -> None:
+    message = rf"^the manifest cannot be read \({told}.*\); restore it$"
     with pytest.raises(errors.DataLoss, match=message) as caught, damage_is_data_loss("the manifest", "restore it"):
-        (b"\xff" * 1_000_000).decode()
-    assert len(caught.value.message) < 200
+        read(content)
+    assert len(caught.value.message) < 300
 
 
 async def test_an_encoder_leaves_saved_labels_of_a_newer_format_unread(tmp_path: Path) -> None:

@@ -363,15 +363,16 @@ def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:
 
 
 def _event(entry_id: str, values: dict[str, str]) -> TaskEvent:
-    check_format(values, records.FORMAT_VERSION, "an event of a task")
-    return TaskEvent(
-        seq=_seq(entry_id),
-        kind=TaskEventKind.__members__.get(values["event"], TaskEventKind.UNSPECIFIED),  # of a later minor release
-        run_id=values["run"],
-        task_id=values["task"],
-        person=values["annotator"],
-        at=datetime.fromisoformat(values["at"]),
-    )
+    with damage_is_data_loss("an event of a task", RESTORE):
+        check_format(values, records.FORMAT_VERSION, "an event of a task")
+        return TaskEvent(
+            seq=_seq(entry_id),
+            kind=TaskEventKind.__members__.get(values["event"], TaskEventKind.UNSPECIFIED),  # of a later minor release
+            run_id=values["run"],
+            task_id=values["task"],
+            person=values["annotator"],
+            at=datetime.fromisoformat(values["at"]),
+        )
 
 
 def _seq(entry_id: str) -> int:

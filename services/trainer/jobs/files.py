@@ -7,6 +7,7 @@ The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.json
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
@@ -115,14 +116,15 @@ class JobFiles:
     def has_inputs(self) -> bool:
         """Whether the inputs are complete and sound; otherwise they can be written anew.
 
-        Raises DataLoss for a damaged input if an epoch has ended: the job must go on with the same pairs.
+        Raises NewerFormat, and DataLoss for a damaged input if an epoch has ended: the job must go on with the same
+        pairs.
         """
         record = self._json(HASHES)
-        hashes = {HASHES: ""}
+        hashes = {HASHES: ""}  # which is of no file: it is missing or damaged
         if record is not None:
-            with damage_is_data_loss(path := self.directory / HASHES, "start a new job, or restore the file"):
-                check_format(record, FORMAT_VERSION, str(path))
-                hashes = record["sha256"]
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
+                hashes = dict(record["sha256"]) or hashes
         paths = ((self.directory / name, sha256) for name, sha256 in hashes.items())
         damaged = [path for path, sha256 in paths if not path.is_file() or sha256_of(path) != sha256]
         if damaged and (self.directory / EPOCH_STATE).is_file():
