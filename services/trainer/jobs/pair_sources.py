@@ -90,8 +90,9 @@ class DataSets:
     def read(self, names: Sequence[str], split: str) -> tuple[list[JudgedPair], set[str]]:
         """Reads all pairs of data sets, in their order, and the texts that stand only in trees of other splits.
 
-        Raises InvalidArgument naming file and line for a line without a pair.
+        Raises what `check` does, and InvalidArgument naming file and line for a line without a pair.
         """
+        self.check(names, split)  # of a job that has waited, they may be others now
         pairs: list[JudgedPair] = []
         held_out: set[str] = set()
         for name in names:
@@ -124,7 +125,7 @@ class DataSets:
         return agreed
 
     def _answered(self, path: Path, questions: Mapping[str, Sequence[Question]], split: str) -> Iterator[JudgedPair]:
-        for question in questions.get(split, ()):
+        for question in questions[split]:
             for answer, right in question.answers.items():
                 if max(len(question.text.encode()), len(answer.encode())) > self._text_bytes:
                     raise InvalidArgument(

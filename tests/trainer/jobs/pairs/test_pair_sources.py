@@ -260,8 +260,9 @@ def test_answer_selection_is_a_data_set_with_the_classes_of_its_questions(tmp_pa
     other = {"question": "who flies", "answer": "the wren sings", "label": 0}
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (other, ANSWERED[0])))
     sets = DataSets({"folder": Path(f"analogy:{tmp_path}"), "file": Path(f"analogy:{tmp_path / 'train.jsonl'}")}, 1024)
-    with pytest.raises(InvalidArgument, match="data set 'folder' has dev, train"):
-        sets.check(["folder"], "test")
+    for use in (sets.check, sets.read):
+        with pytest.raises(InvalidArgument, match="data set 'folder' has dev, train"):
+            use(["folder"], "test")
     sets.check(["folder", "file"], "train")
     found = [(pair.query, pair.premise, pair.sign, pair.question_class) for pair in sets.read(["file"], "")[0]]
     assert found == [
