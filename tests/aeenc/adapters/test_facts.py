@@ -293,9 +293,9 @@ def test_an_id_may_be_an_integer_in_any_format(tmp_path: Path) -> None:
 
 
 def test_lines_of_text_have_no_columns_to_choose(tmp_path: Path) -> None:
-    for path in (STDIN, tmp_path / "facts.txt"):
+    for path, column in ((STDIN, "text_column"), (tmp_path / "facts.txt", "id_column")):
         with pytest.raises(InvalidArgument, match=r"lines of text have no columns; .* --format jsonl or csv"):
-            read_facts(path, text_column="claim")
+            read_facts(path, **{column: "claim"})
 
 
 def test_a_file_of_an_unknown_suffix_is_read_as_the_format_that_is_named(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_file_of_pairs_is_read_back_and_appears_whole(tmp_path: Path):
     target = tmp_path / "new" / "pairs.jsonl"
     assert write_pairs(target, some) == 10
     assert list(read_pairs(target)) == some
+    assert {line["format_version"] for line in lines(target)} == {1}
     before = target.read_bytes()
 
     def breaks_off():
@@ -120,6 +121,7 @@ def test_a_grade_that_is_no_number_is_left_out_and_a_sign_without_a_meaning_is_n
         ('{"query": "q", "premise": 3, "sign": "positive"}', "premise: is 3"),
         ('{"query": "q", "premise": "p", "sign": "positive", "rank": 1.5}', "rank: is 1.5"),
         ('{"query": "q", "premise": "p", "sign": "positive", "rank": -1}', "rank: is -1"),
+        (f'{{"query": "q", "premise": "p", "sign": "positive", "rank": {2**32}}}', "rank: is 4294967296"),
         ('{"query": "q", "premise": "p", "sign": "positive", "score": "high"}', "'high'"),
         ('{"query": "q", "premise": "p", "sign": "positive", "grade": NaN}', "grade: is nan"),
         (f'{{"query": "q", "premise": "p", "sign": "positive", "rank": 1{"0" * 400}}}', f"is 1{'0' * 56}...; give"),
@@ -169,7 +171,10 @@ def test_triplets_are_positives_times_negatives_without_conflicts(tmp_path: Path
     assert (written.triplets, written.queries, written.one_sided, written.conflicts) == (4, 1, 2, 1)
     found = [(line["query"], line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")]
     assert found == [("q1", "a", "x"), ("q1", "a", "y"), ("q1", "b", "x"), ("q1", "b", "y")]
-    assert lines(tmp_path / "t.jsonl")[0]["positive_id"] == "id-a"
+    assert (lines(tmp_path / "t.jsonl")[0]["positive_id"], lines(tmp_path / "t.jsonl")[0]["format_version"]) == (
+        "id-a",
+        1,
+    )
 
 
 def said_in(run: str, premise: str, sign: values.PairSign, *, amended: bool = False) -> values.Pair:
@@ -272,6 +277,7 @@ def test_nothing_is_written_where_nothing_is_judged(tmp_path: Path):
     with pytest.raises(FailedPrecondition, match="judge some first"):
         write_pairs_as_beir(tmp_path / "beir", [("1", "a")], [pair("q", "a", SKIPPED)], split="dev")
     assert not (tmp_path / "beir").exists()
+    assert write_pairs_as_beir(tmp_path / "beir", [("1", "a")], [pair("q", "a", NEGATIVE)], split="dev").refused == 1
 
 
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path):

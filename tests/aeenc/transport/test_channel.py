@@ -17,6 +17,8 @@ import pytest
 
 from aeenc import PATIENT, AsyncClient, Channel, EncoderClient, IndexClient, Retry, connect_async, errors, vectors
 from aeenc.transport import status
+from aeenc.transport.addresses import proxy_of
+from aeenc.transport.channel import MAX_BACKOFF_S, pause_s
 from aeenc.transport.status import _all_subclasses
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, index_pb2_grpc
 from support.relay import Relay
@@ -379,6 +381,21 @@ def test_a_connection_belongs_to_the_event_loop_of_its_first_use() -> None:
     asyncio.run(client.close())
 
 
+@pytest.mark.parametrize(
+    ("attempt", "asked_s", "seconds"), [(0, None, 0.05), (3, None, 0.4), (9999, None, MAX_BACKOFF_S), (3, 7.0, 7.0)]
+)
+def test_a_pause_doubles_up_to_a_bound_or_is_what_the_service_asks_for(
+    attempt: int, asked_s: float | None, seconds: float
+) -> None:
+    assert 0.8 * seconds <= pause_s(attempt, errors.Overloaded("full", retry_after_s=asked_s)) <= 1.2 * seconds
+
+
+def test_the_request_id_of_an_error_is_that_of_the_trailer_by_its_name() -> None:
+    trailer = grpc.aio.Metadata(("x-request-id", "ours"), ("x-other", "another"))
+    error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), trailer)
+    assert status.from_rpc_error(error).request_id == "ours"
+
+
 async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_internal_error() -> None:
     # what grpcio says when a call ends while its stream is being written to: grpc/grpc#36066
     lost = grpc.aio.AioRpcError(
@@ -443,6 +460,7 @@ async def test_a_proxy_of_the_environment_is_for_other_machines_and_named_where_
     monkeypatch.setenv(name, "http://user:secret@127.0.0.1:9")
     async with served(lambda _: None) as (_, channel):
         assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 2)
+        assert proxy_of(channel.target) == ""
     away = Channel("192.0.2.1:50051", timeout_s=1, retry=False)
     with pytest.raises(
         errors.Unavailable, match=r"192\.0\.2\.1:50051 by way of the proxy 127\.0\.0\.1:9, which no_proxy"

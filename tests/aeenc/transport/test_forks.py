@@ -15,8 +15,14 @@ from aeenc import errors
 def blocking():
     return aeenc.connect(encoder="127.0.0.1:1", timeout_s=0.1).encoder
 
+def idle():
+    return aeenc.connect_async(encoder="127.0.0.1:1", timeout_s=0.1)
+
 async def awaiting():
-    return aeenc.connect_async(encoder="127.0.0.1:1", timeout_s=0.1).encoder
+    return idle().encoder
+
+async def encode(client):
+    await client.encoder.encode(["a"])
 
 def fork(do):
     if os.fork() == 0:
@@ -27,13 +33,14 @@ def fork(do):
         os._exit(0)
     os.wait()
 
+unused = idle()
 fork(lambda: blocking().encode(["a"]))
 if {parent!r} == "blocking":
     use = blocking().encode
 else:
     client = asyncio.new_event_loop().run_until_complete(awaiting())
     use = lambda texts: asyncio.run(client.encode(texts))
-for do in (lambda: use(["a"]), blocking, lambda: asyncio.run(awaiting())):
+for do in (lambda: use(["a"]), blocking, lambda: asyncio.run(awaiting()), lambda: asyncio.run(encode(unused))):
     fork(do)
 """
 FORKED = "nothing of aeenc may be connected in the parent before a fork; start workers with the spawn method"
@@ -44,5 +51,5 @@ def test_after_a_fork_a_child_may_connect_unless_its_parent_had_and_is_told_why(
     ended = run_script(FORKS.format(parent=parent))
     before, *after = ended.stdout.splitlines()
     assert before.startswith("Unavailable "), (before, ended.stderr)
-    assert len(after) == 3, ended.stderr
+    assert len(after) == 4, ended.stderr
     assert all(told.startswith("FailedPrecondition ") and FORKED in told for told in after), after

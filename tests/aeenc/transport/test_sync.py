@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 
 import aeenc
 from aeenc import errors, vectors
-from aeenc.transport.sync import LOOP, given
+from aeenc.transport.sync import LOOP, Caller, given
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from support.command import run_script
 
@@ -175,6 +175,17 @@ def test_a_new_token_does_not_keep_the_rights_of_the_old_admin_token() -> None:
 def test_only_what_runs_a_callers_code_is_made_a_list_before_a_call(value: Any):
     assert given(value) is value
     assert given(iter([value])) == [value]
+
+
+async def test_nothing_more_is_taken_of_a_callers_iterable_once_the_call_has_ended():
+    caller, items = Caller(), iter("abc")
+    caller._future = Future()
+    taken = caller.go_through(items)
+    taken._take()
+    caller._future.set_result(None)
+    items = iter("abc")
+    caller.go_through(items)._take()
+    assert (list(taken._arrived), next(items)) == (["a", "b", "c"], "a")
 
 
 def test_what_is_not_given_comes_from_the_environment_and_the_fleet(

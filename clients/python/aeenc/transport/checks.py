@@ -133,7 +133,7 @@ def check_request_id(request_id: Any) -> str:
 
 
 def refuse_plain_token(
-    target: str, *, token: str | None, ca: object, plain_token: bool, tls: bool = False, **_: object
+    target: str, *, token: str | None, ca: object, plain_token: bool, tls: bool, **_: object
 ) -> None:
     """Raises InvalidArgument where a token would travel to another host on a connection without TLS."""
     if token and not (ca or tls or plain_token or is_local(target)):

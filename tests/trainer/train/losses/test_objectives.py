@@ -152,8 +152,11 @@ def test_batches_in_which_nothing_is_to_be_ranked_lower_are_refused(
     make_job: MakeJob, pairs: list[tuple[str, int]], batch_size: int, words: str
 ):
     judged = [JudgedPair(query, "", FACTS[n], "POSITIVE") for query, n in pairs]
-    with pytest.raises(FailedPrecondition, match=words):
-        load(make_job(judged, loss="MULTIPLE_NEGATIVES_RANKING", batch_size=batch_size)).objective()
+    for loss in ("MULTIPLE_NEGATIVES_RANKING", "SUPERVISED_CONTRASTIVE"):
+        with pytest.raises(FailedPrecondition, match=words):
+            load(make_job(judged, loss=loss, batch_size=batch_size)).objective()
+        refused = [JudgedPair(query, "", FACTS[30], "NEGATIVE") for query, _ in pairs]
+        assert load(make_job([*judged, *refused], loss=loss, batch_size=batch_size)).objective().size
 
 
 def test_the_guide_of_gist_is_the_version_that_is_named(
@@ -173,10 +176,13 @@ def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
         JudgedPair("q", "", FACTS[0], "POSITIVE"),
         JudgedPair("q", "", FACTS[1], "CONTRADICTED"),
         JudgedPair("r", "", FACTS[2], "NEGATIVE"),
+        JudgedPair("r", "", FACTS[3], "NEUTRAL"),
     ]
-    items, classes = classified(load(make_job(pairs)).inputs.training_set)
+    training_set = load(make_job(pairs)).inputs.training_set
+    items, classes = classified(training_set)
     assert items.tolist() == [[0, 0], [0, 1], [1, 2]]
     assert classes.tolist() == [ENTAILMENT, CONTRADICTION, NEUTRAL]
+    assert classified(training_set, neutral=True)[0].tolist() == [*items.tolist(), [1, 3]]
 
 
 @pytest.mark.parametrize(("loss", "skipped"), [("TRIPLET_MARGIN", 2), ("FULL_CORPUS_SOFTMAX", 1), ("GIST", 1)])
