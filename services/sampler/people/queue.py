@@ -365,12 +365,12 @@ class TaskQueue:
 
         Raises until the run has recorded the node: a pair that replaces another must follow it in the log.
         """
-        if made := await self._tasks.made(request):  # perhaps before the run ended
-            return made
         before, _ = await self._tasks.read(run.id, task_id)
         node_id = before.node_id
         not_yet = errors.Unavailable(f"run {run.id} is about to record node {node_id}; try again in a moment")
         if before.settled:
+            if made := await self._tasks.made(request):  # once the task is read: an earlier attempt may have settled it
+                return made
             tree, _, ordinal = node_id.partition("-")
             [found] = await self._nodes.trees(run.id, [int(tree)])
             if int(ordinal) not in found.results:

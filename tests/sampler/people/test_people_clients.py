@@ -19,6 +19,7 @@ from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
 from services.store.redis import connect
+from services.store.requests import Request
 from support.service_process import RedisProcess, ServiceProcess
 from support.waiting import eventually, until
 from support.worlds.people_world import DECK, People, agreement_differs, check
@@ -147,10 +148,20 @@ async def test_a_call_whose_answer_was_lost_is_made_again_and_does_what_one_does
     assert events == several | dict.fromkeys(once, 1)
 
 
+@pytest.mark.parametrize("overtakes", [False, True], ids=["made again later", "made again before it was noted"])
 async def test_a_decision_whose_answer_was_lost_is_known_after_its_run_has_ended_without_it(
-    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
+    world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, overtakes: bool
 ):
     monkeypatch.setattr(PeopleGateway, "_resolve", lambda *_: None)
+    looked_up, meanwhile = TaskStore.made, list[Callable[[], Awaitable[Any]]]()
+
+    async def made(store: TaskStore, request: Request) -> str:
+        known = await looked_up(store, request)
+        if meanwhile:
+            await meanwhile.pop()()
+        return known
+
+    monkeypatch.setattr(TaskStore, "made", made)
     async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
 
         async def ends() -> None:
@@ -162,7 +173,16 @@ async def test_a_decision_whose_answer_was_lost_is_known_after_its_run_has_ended
         premise_id = ann.task.candidates[0].premise.id
         await people.submit(ann, [premise_id])
         await people.submit(bob, [])
-        twice = aeenc.PeopleClient(Lossy(people.channel, ends))
-        await twice.adjudicate(run_id, ann.task.task_id, {premise_id: REFUSES}, "judge")
+        decision = (run_id, ann.task.task_id, {premise_id: REFUSES}, "judge")
+
+        async def first() -> None:
+            await people.adjudicate(*decision, request_id="same")
+            await ends()
+
+        if overtakes:
+            meanwhile.append(first)
+        else:
+            await first()
+        await people.adjudicate(*decision, request_id="same")
         changes = Counter([change.kind.name async for change in people.list_changes(run_id)])
     assert changes["ADJUDICATED"] == 1
