@@ -48,7 +48,7 @@ class Readiness:
         self._set("DRAINING", "the service is shutting down")
 
     def closing(self) -> None:
-        """Takes no more calls, after `draining`: watches end, which would never finish."""
+        """Takes no more calls, after `draining`: watches and idle streams end, which might never finish."""
         self.is_closing = True
         self._tell()
 

@@ -84,7 +84,7 @@ def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     directory = Path(name)
     if not directory.is_dir():
         if name.startswith(("/", "./", "../", "~")) or ("/" in name and directory.parent.is_dir()):
-            raise FailedPrecondition(f"{what} {name!r} is a path without a directory; correct {setting}")
+            raise FailedPrecondition(f"{what} {name!r} is a path, and no directory is there; correct {setting}")
         directory = _from_hub(name, what, setting, files)
     missing = [file for file in FILES if not (directory / file).is_file()]
     if missing:
@@ -120,7 +120,7 @@ def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
         is_local = isinstance(error, LocalEntryNotFoundError)  # neither kept here nor fetched; its cause says why
         why = (error.__cause__ if is_local else None) or error
         problem = f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(why).__name__})"
-        # Else the download has not begun or has broken off; an error number is of the disk, a ValueError of the name.
+        # Where nobody may ask the hub, the name is invalid (ValueError) or the disk fails (errno), no waiting helps.
         is_away = not isinstance(why, OfflineModeIsEnabled | ValueError) and getattr(why, "errno", None) is None
         if isinstance(why, HfHubHTTPError):  # its answer is a refusal unless it is one of these
             is_away = why.response.status_code == 429 or why.response.status_code >= 500

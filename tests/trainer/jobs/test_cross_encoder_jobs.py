@@ -128,7 +128,7 @@ def test_a_path_without_a_directory_is_never_asked_of_the_hub(
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    told = f"{name}' is a path without a directory; correct AEENC_TRAINER_BASE_MODELS"
+    told = f"{name}' is a path, and no directory is there; correct AEENC_TRAINER_BASE_MODELS"
     with pytest.raises(errors.FailedPrecondition, match=re.escape(told)):
         base_model_of("large", Configured({}, {"large": name}), JobFiles(tmp_path))
 

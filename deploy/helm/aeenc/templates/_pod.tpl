@@ -141,7 +141,7 @@ tcpSocket: {port: http}
 {{- $names := list -}}
 {{- range concat (fromYamlArray .env) (default list $own.extraEnv) -}}
 {{- if has .name $names -}}
-{{- fail (printf "%s stands twice in %s: the chart itself, settings, secretSettings and extraEnv each set a variable once; leave one out" .name $.component) -}}
+{{- fail (printf "%s stands twice in %s: the chart sets it itself, or two of settings, secretSettings and extraEnv do; keep one" .name $.component) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
