@@ -149,7 +149,7 @@ def test_the_name_of_a_new_journal_is_on_disk_before_anything_is_asked_for(tmp_p
     monkeypatch.setattr(Path, "replace", lambda path, to: (done.append("rename"), rename(path, to))[1])
     Journal.open(tmp_path / "loops" / "new" / "c.json", LoopPlan("c", [], []))
     folders = [str(tmp_path / "loops" / "new"), str(tmp_path / "loops"), str(tmp_path)]
-    assert done[0].startswith(str(tmp_path / "loops" / "new" / ".c.json."))
+    assert done[0].startswith(str(tmp_path / "loops" / "new" / "."))
     assert done[1:] == ["rename", *folders]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 
 from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
-from aeenc.oracles.controls import ControlItem, control_items, write_control_items
+from aeenc.files.whole import write_json_lines
+from aeenc.oracles.controls import ControlItem, control_items
 from aeenc.trees import Dataset, tree_from_record
 from services.sampler.people.controls import read_controls
 from support.small_trees import of_one_step, record
@@ -50,7 +52,7 @@ def test_the_seed_draws_the_same_items_and_another_others():
 def test_a_sampler_reads_what_is_written(tmp_path: Path):
     odd = ControlItem("what melts\u2028at 0\x85°C", ("ice\u2029does",), ("salt",))
     items = [*control_items(Dataset.load(SAMPLE), "dev", count=5), odd]
-    write_control_items(tmp_path / "controls.jsonl", items)
+    write_json_lines(tmp_path / "controls.jsonl", map(asdict, items))
     read = read_controls(tmp_path / "controls.jsonl")
     assert [(c.query, c.explains, c.refuses, c.path) for c in read] == [
         (i.query, i.explains, i.refuses, i.path) for i in items

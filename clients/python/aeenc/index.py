@@ -203,9 +203,6 @@ class IndexClient:
         the encoder's reason when the encoder does not serve, within half of the time that is left, and as any call does
         (`Retry.away_s`) when no index answers from the start.
         """
-        folding = index_pb2.FOLDING_UNSPECIFIED
-        if fold_similar is not None:
-            folding = index_pb2.FOLDING_NORMALIZED if fold_similar else index_pb2.FOLDING_EXACT
         header = message(
             index_pb2.BuildHeader,
             corpus=corpus,
@@ -215,7 +212,7 @@ class IndexClient:
             activate=activate,
             space_id=space_id,
             truncate=truncation(truncate),
-            folding=folding,
+            folding=None if fold_similar is None else "normalized" if fold_similar else "exact",
         )
         resume_s = check_seconds(resume_s, "resume_s") if resume_s != 0 else 0.0
         generation = index_pb2.Generation()

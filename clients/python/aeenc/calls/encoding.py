@@ -106,7 +106,7 @@ class EncodeOptions:
         return message(
             encoder_pb2.EncodeRequest,
             texts=texts,
-            role=self.role,
+            role=str(self.role),  # None is no role
             model=selector(self.label, self.version),
             truncate=truncation(self.truncate),
             space_id=self.space_id,

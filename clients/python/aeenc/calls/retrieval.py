@@ -77,7 +77,7 @@ class Fusion:
         """Converts to the message."""
         return message(
             index_pb2.Fusion,
-            method=self.method,
+            method=str(self.method),
             lexical_weight=self.lexical_weight,
             features=self.features,
         )
@@ -176,7 +176,7 @@ class Retrieval:
         """Converts to the message."""
         return message(
             index_pb2.RetrievalOptions,
-            mode=self.mode,
+            mode=str(self.mode),  # None is no mode
             fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
             prior=self.prior,
             rerank=self.rerank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,10 @@ from aeenc.cli.output import Output, output_of
 from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument, Unavailable
 from aeenc.evaluation import load_data
+from aeenc.files.whole import write_json_lines
 from aeenc.oracle import Oracle, serve_until_signal
 from aeenc.oracles.composite import CompositeOracle
-from aeenc.oracles.controls import control_items, write_control_items
+from aeenc.oracles.controls import control_items
 from aeenc.oracles.gold import GoldOracle, Mode
 from aeenc.oracles.model import ModelOracle
 from aeenc.oracles.remote import TIMEOUT_S, RemoteOracle
@@ -177,5 +179,4 @@ def controls(
     shares no content word with it.
     """
     items = control_items(Dataset.load(trees), split, count=count, candidates=candidates, seed=seed)
-    write_control_items(to, items)
-    output_of(context).result({"to": str(to), "items": len(items)})
+    output_of(context).result({"to": str(to), "items": write_json_lines(to, map(asdict, items))})

@@ -49,9 +49,14 @@ class Stratum:
     pairs: int
 
 
+def words(text: str) -> set[str]:
+    """Returns the distinct words of a text, lower-cased."""
+    return set(_WORD.findall(text.lower()))
+
+
 def word_overlap(query: str, premise: str) -> float:
     """The Jaccard overlap of the lower-cased words of two texts; 0 where both have none."""
-    ours, theirs = (set(_WORD.findall(text.lower())) for text in (query, premise))
+    ours, theirs = words(query), words(premise)
     return len(ours & theirs) / len(ours | theirs) if ours | theirs else 0.0
 
 

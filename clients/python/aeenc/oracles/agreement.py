@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aeenc.errors import InvalidArgument
+from aeenc.evaluation.strata import words
 from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Oracle, Task, ask
 from aeenc.trees import Dataset
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -118,22 +116,18 @@ def _closest(texts: Iterable[str]) -> Callable[[Sequence[str], int], list[str]]:
     """Makes a search for the texts that share most words with given ones, rare words first; without these ones."""
     holders: defaultdict[str, list[str]] = defaultdict(list)
     for text in texts:
-        for word in _words(text):
+        for word in words(text):
             holders[word].append(text)
 
     def closest(given: Sequence[str], count: int) -> list[str]:
         scores: Counter[str] = Counter()
-        for word in sorted(_words(" ".join(given))):
+        for word in sorted(words(" ".join(given))):
             for text in holders[word]:
                 scores[text] += round(1e6 / len(holders[word]))  # integers: the order must not hang on rounding
         ranked = sorted((-score, text) for text, score in scores.items() if text not in given)
         return [text for _, text in ranked[:count]]
 
     return closest
-
-
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower()))
 
 
 def _ratio(part: int, whole: int) -> float:

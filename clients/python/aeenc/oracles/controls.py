@@ -12,11 +12,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from aeenc.errors import InvalidArgument
-from aeenc.files.whole import write_json_lines
 from aeenc.trees import ROOT, Dataset, Tree
 
 _WORD = re.compile(r"[^\W\d_]{4,}")  # short words are mostly articles, prepositions, forms of "be"
@@ -60,11 +58,6 @@ def control_items(dataset: Dataset, split: str, *, count: int, candidates: int =
             f"no query of split {split!r} has {candidates} candidates with a known answer; give fewer candidates"
         )
     return found
-
-
-def write_control_items(path: Path | str, items: Iterable[ControlItem]) -> None:
-    """Writes items as lines of JSON. A reader sees the whole file or none of it."""
-    write_json_lines(path, map(asdict, items))
 
 
 def _surroundings(trees: Iterable[Tree]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:

@@ -110,6 +110,7 @@ class Channel:
         tls_name: str = "",
         remedy: str = "",
     ) -> None:
+        given = {name: one for name, one in locals().items() if name not in {"self", "target", "tls_name"}}
         FIRST_CONNECTED.refuse_child()
         is_tls = check_tls(target, tls=tls, ca=ca, cert=cert, key=key)
         self.target = target
@@ -118,21 +119,9 @@ class Channel:
         self._closed = asyncio.Event()  # one for all views of the connection
         self._metadata = credential(token)
         self._tls_name = tls_name
-        self._options: dict[str, Any] = {
-            "token": token,
-            "ca": ca,
-            "cert": cert,
-            "key": key,
-            "tls": is_tls,
-            "plain_token": plain_token,
-            "timeout_s": timeout_s,
-            "retry": retry,
-            "remedy": remedy,
-        }
+        self._options: dict[str, Any] = {**given, "tls": is_tls}
         refuse_plain_token(target, **self._options)
-        credentials: grpc.ChannelCredentials | None = None
-        if is_tls:
-            credentials = grpc.ssl_channel_credentials(*tls_files(ca, cert, key))
+        credentials = grpc.ssl_channel_credentials(*tls_files(ca, cert, key)) if is_tls else None
         self._line = _Line(split(target, tls=is_tls), credentials, tls_name)  # as `_closed`, one for all views
 
     @property
@@ -348,7 +337,6 @@ class Channel:
 
     def _refuse_unusable(self) -> None:
         self._refuse_closed()
-        FIRST_CONNECTED.refuse_child()
         self._line.refuse_other_loop()
 
     def _refuse_closed(self) -> None:

@@ -38,7 +38,7 @@ _KINDS = {
 
 
 def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -> MessageT:
-    """Makes a message of a kind. A value of an enum may be given by its name, such as "cross_encoder".
+    """Makes a message of a kind. A value of an enum may be given by its name, "cross_encoder" or "MODE_CROSS_ENCODER".
 
     Raises InvalidArgument, naming the field and the item, for a value it cannot hold, and for one string in place of a
     list, which would count as a list of its characters. Numbers of enums are the service's to judge.
@@ -123,27 +123,31 @@ def _listed(value: Any) -> Any:
 
 
 @cache
-def _read_otherwise(kind: Any) -> dict[str, dict[str, int] | None]:
-    """Maps the fields in which a text is not itself: of an enum to its numbers by name, a list to None."""
-    fields = kind.DESCRIPTOR.fields
-    lists = {one.name: None for one in fields if _is_repeated(one)}
-    return {one.name: _numbers(one.enum_type) for one in fields if one.enum_type is not None} | lists
+def _read_otherwise(kind: Any) -> dict[str, EnumDescriptor | None]:
+    """Returns the fields of a message in which a text is not itself: those of enums, and lists, which have None."""
+    fields = [one for one in kind.DESCRIPTOR.fields if one.enum_type is not None or _is_repeated(one)]
+    return {one.name: None if _is_repeated(one) else one.enum_type for one in fields}
 
 
-def _numbers(enum: EnumDescriptor) -> dict[str, int]:
-    """Maps the names of an enum, as callers write them, to its numbers."""
-    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
-    return {one.name.removeprefix(prefix).lower(): one.number for one in enum.values[1:]}
-
-
-def _read(name: str, text: str, numbers: Mapping[str, int] | None) -> int:
+def _read(name: str, text: str, enum: EnumDescriptor | None) -> int:
     """Returns the number of an enum's name. Raises InvalidArgument for an unknown one, and for one string as a list."""
     where = _PARAMETERS.get(name, name)
-    if numbers is None:
+    if enum is None:
         raise InvalidArgument.field(where, f"is one string ({shown(text)}); give a list of strings")
-    if (known := numbers.get(text.lower().replace("-", "_"))) is None:
-        raise InvalidArgument.field(where, f"is {shown(text)}; give one of {', '.join(numbers)}")
-    return known
+    short = _prefix(enum) + text.upper().replace("-", "_") if text.islower() else text
+    known = enum.values_by_name.get(short)
+    if known is None:
+        raise InvalidArgument.field(where, f"is {shown(text)}; give one of {_choices(enum)}")
+    return int(known.number)
+
+
+def _prefix(enum: EnumDescriptor) -> str:
+    """Returns how the names of an enum begin, which callers may leave out."""
+    return str(enum.values[0].name.removesuffix("UNSPECIFIED"))
+
+
+def _choices(enum: EnumDescriptor) -> str:
+    return ", ".join(one.name.removeprefix(_prefix(enum)).lower() for one in enum.values[1:])
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
@@ -183,6 +187,6 @@ def _wrong(field: FieldDescriptor, value: Any) -> str:
         least, most = _WHOLE[field.cpp_type]
         return f"is {shown(value)}; give a whole number from {least:,} to {most:,}"
     if field.enum_type is not None:
-        return f"is {shown(value)}; give one of {', '.join(_numbers(field.enum_type))}"
+        return f"is {shown(value)}; give one of {_choices(field.enum_type)}"
     kind = field.message_type.name if field.message_type is not None else _KINDS.get(field.cpp_type, "another value")
     return f"is {shown(value)}; give {kind}"
