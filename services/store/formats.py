@@ -23,6 +23,7 @@ class Unnumbered(errors.DataLoss, ValueError):
 
 
 RESTORE = "restore it from a backup"
+_DAMAGED = f"; it is damaged, {RESTORE}"
 UNREADABLE = (NewerFormat, errors.DataLoss)  # raised for one record, which must keep nobody from all others
 
 
@@ -34,9 +35,9 @@ def check_format(record: Mapping[str, Any], readable: int, what: str) -> None:
     try:
         found = int(record["format_version"])
     except (KeyError, TypeError, ValueError) as error:
-        raise Unnumbered(f"{what} has no format_version; it is damaged, {RESTORE}") from error
+        raise Unnumbered(f"{what} has no format_version{_DAMAGED}") from error
     if found < 1:
-        raise Unnumbered(f"{what} has format_version {found}; it is damaged, {RESTORE}")
+        raise Unnumbered(f"{what} has format_version {found}{_DAMAGED}")
     if found > readable:
         raise NewerFormat(
             f"{what} has format_version {found}, this release reads up to {readable}; update this service, "
@@ -60,7 +61,8 @@ def damage_is_data_loss(what: object, remedy: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        told = " ".join(str(error).split())[:200]  # some errors name each damaged number, or hold all of the content
+        # One line without another remedy; some errors name each damaged number, or hold the content.
+        told = " ".join(str(error).removesuffix(_DAMAGED).split())[:200]
         raise errors.DataLoss(f"{what} cannot be read ({type(error).__name__}: {told}); {remedy}") from error
 
 

@@ -28,7 +28,7 @@ from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair, Run
 from services.store.artifacts import MANIFEST, ArtifactStore
-from services.store.formats import NewerFormat, damage_is_data_loss
+from services.store.formats import NewerFormat, check_format, damage_is_data_loss
 from services.store.redis import connect, key_prefix
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
@@ -303,6 +303,7 @@ async def test_a_record_of_another_shape_is_damaged_and_left_out_of_lists(place:
     [
         (bytes.decode, b"\xff" * 1_000_000, "UnicodeDecodeError: 'utf-8' codec"),
         (datetime.fromisoformat, "x" * 1_000_000, "ValueError: Invalid isoformat string"),
+        (partial(check_format, readable=1, what="it"), {}, "Unnumbered: it has no format_version"),
         (TypeAdapter(list[float]).validate_python, ["x"] * 100, "ValidationError: 100 validation errors"),
     ],
 )
@@ -311,6 +312,7 @@ def test_damage_is_told_in_a_line_with_the_remedy(read: Callable[[Any], Any], co
     with pytest.raises(errors.DataLoss, match=message) as caught, damage_is_data_loss("the manifest", "restore it"):
         read(content)
     assert len(caught.value.message) < 300
+    assert caught.value.message.count(";") == 1, "one remedy"
 
 
 async def test_an_encoder_leaves_saved_labels_of_a_newer_format_unread(tmp_path: Path) -> None:
