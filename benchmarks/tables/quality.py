@@ -4,6 +4,7 @@
     make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
     make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; 15 encoders, half an hour
     make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; three minutes
+    make bench NAME=quality ARGS='--only targets'      weights for whole trees and for facts alone; minutes
     make bench NAME=quality ARGS='--base NAME'         a larger base model, by hub id or directory; half an hour a seed
 
 Weights are tuned on train, out of fold (docs/decisions/0043-weights-are-tuned-out-of-fold.md), no epoch is chosen, and
@@ -27,8 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import Fusion, Retrieval
+from aeenc import Client, Fusion, Retrieval
 from aeenc.cli.corpus import ensure_corpus
+from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.evaluation import gold_of
 from aeenc.files.whole import whole_folder
 from aeenc.trainer import gold_tree
@@ -40,14 +42,14 @@ from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, difference, m
 from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.research import HOME, Research, at_hand, research
 from benchmarks.tables.table_records import RESULTS, record_of
-from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
+from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS, scorer_of
 from services.index.values import FEATURES, VECTOR_FEATURES, WIDE_FEATURES, SearchHits
 from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, tree_level
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
 
-PARTS = ("pretrained", "ours", "epochs", "latency")
+PARTS = ("pretrained", "ours", "epochs", "latency", "targets")
 SPLIT = "dev"
 TRIALS = 40
 EPOCHS = (4, OURS["epochs"], 12)
@@ -61,6 +63,51 @@ STAGES: Mapping[str, Retrieval] = {
     "hybrid, prior, feedback": replace(ORDERED, fusion=Fusion(lexical_weight=LEXICAL)),
     "hybrid, prior, feedback, features": ORDERED,
 }
+# For whole trees by the hypothesis, and for facts alone; found on train, out of fold (docs/experiments/retrieval.md).
+WHOLE_TREES = Retrieval(
+    "hybrid",
+    Fusion(
+        lexical_weight=0.27,
+        features={
+            "first": 3.596,
+            "rank": 0.0051,
+            "iterative": 0.7425,
+            "query_covered": -6.4398,
+            "premise_covered": 0.2062,
+            "length": 0.0004,
+            "words_given_others": 3.3567,
+            "left_by_others": -2.1765,
+            "vectors_given_others": 1.5968,
+            "words_given_many": -2.244,
+            "left_by_many": 4.6047,
+            "vectors_given_many": 2.1185,
+        },
+    ),
+    prior=0.35,
+    negative_feedback=0.2,
+)
+FACTS_ALONE = Retrieval(
+    "hybrid",
+    Fusion(
+        lexical_weight=0.22,
+        features={
+            "first": 5.2524,
+            "rank": 0.3635,
+            "iterative": 0.4445,
+            "query_covered": -10.8729,
+            "premise_covered": 1.9888,
+            "length": 0.0999,
+            "words_given_others": 6.371,
+            "left_by_others": 2.0313,
+            "vectors_given_others": 3.2429,
+            "words_given_many": -3.7627,
+            "left_by_many": 6.1364,
+            "vectors_given_many": -1.6073,
+        },
+    ),
+    prior=0.15,
+    negative_feedback=0.11,
+)
 BRIEF = 64  # queries that the cross-encoder of the latency learns from
 SEEDS = (0, 1, 2)
 LARGER: Mapping[str, Any] = {**OURS, "learning_rate": 5e-5}  # of a base model of 12 layers
@@ -316,6 +363,20 @@ def larger(rows: Rows, base_model: str, seeds: Sequence[int]) -> None:
     note_figures(rows, f"{base}, full pipeline", ordered, alone, {AP: 0.635})
 
 
+def timed(research: Research, ways: Mapping[str, Retrieval]) -> dict[str, list[float]]:
+    """The milliseconds at the caller of each way by turns, for CALLS queries one at a time, after WARM."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    retrieve = research.client.index.retrieve  # in the precision that the encoder has chosen, as users call it
+    texts = [text for text, _ in gold_of(research.dataset, SPLIT)[:CALLS]]
+    for n, text in enumerate([*texts[:WARM], *texts]):
+        for name, way in ways.items():
+            started = time.perf_counter()
+            retrieve(research.corpus, [text], k=10, retrieval=way)
+            if n >= WARM:
+                found[name].append(1000 * (time.perf_counter() - started))
+    return found
+
+
 def latency(rows: Rows, running: Folds) -> None:
     """Times Retrieve for one query at a time, in milliseconds at the caller, and measures the MAP, stage by stage.
 
@@ -332,17 +393,8 @@ def latency(rows: Rows, running: Folds) -> None:
     ways = {**STAGES, "all that, a cross-encoder over 20": ORDERED_RERANKED}
     if better := record_of("ours-ordered-reranked", SPLIT, 0):
         quality["all that, a cross-encoder over 20"] = better.report["strict"]["MAP"]
-    timed: dict[str, list[float]] = {name: [] for name in ways}
-    retrieve = research.client.index.retrieve  # in the precision that the encoder has chosen, as users call it
-    texts = [text for text, _ in judged[:CALLS]]
-    for n, text in enumerate([*texts[:WARM], *texts]):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            retrieve(research.corpus, [text], k=10, retrieval=way)
-            if n >= WARM:
-                timed[name].append(1000 * (time.perf_counter() - started))
     medians = {}
-    for name, found in timed.items():
+    for name, found in timed(research, ways).items():
         medians[name], p95 = np.percentile(found, [50, 95]).tolist()
         rows.add(f"one query, {name}: median", medians[name], "ms", "reported", True, medians["dense"])
         if name in STAGES:
@@ -353,6 +405,35 @@ def latency(rows: Rows, running: Folds) -> None:
         rows.add(f"{name}: strict MAP of {SPLIT}, one seed", value, "", "reported", True, quality["dense"])
     points = {name: (medians[name], value) for name, value in quality.items()}
     draw_stages(points, f"strict MAP, {SPLIT}", RESULTS / f"stages-{SPLIT}.png")
+
+
+def explain_by_facts(client: Client, corpus: str, dataset: Dataset) -> None:
+    """Stores train's explanations as far as they are facts: what a corpus without the conclusions of trees knows."""
+    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
+    facts = set(dataset.facts.values())
+    queries = dataset.queries(TRAINING_SPLIT)
+    found = [(query.text, [ids[one] for one in query.gold if one in facts]) for query in queries]
+    client.index.put_explanations(corpus, [one for one in found if one[1]], replace=True)
+
+
+def targets(rows: Rows, running: Folds) -> None:
+    """Whole trees and facts alone by weights of their own, beside those for single steps; one seed, and the time."""
+    research = running.whole
+    research.publish(scorer_of(research, 0))
+    research.serve(running.version(0))
+    of_facts = replace(research, explain=explain_by_facts)
+    reranked = replace(FACTS_ALONE, rerank=20, rerank_weight=0.1)
+    steps, trees = (measure(research, way) for way in (ORDERED, WHOLE_TREES))
+    for name, least in (("AllCorrect@25", 0.51), ("Recall@25", 0.77)):
+        own, before = (one["trees"]["hypothesis_alone"][name] for one in (trees, steps))
+        rows.at_least(f"whole trees: {SPLIT} {name}", own, "", least, before)
+    found, before = measure(of_facts, FACTS_ALONE), measure(research, ORDERED_RERANKED)
+    rows.note(f"facts alone: {SPLIT} MAP", figure([found], FACTS), "", figure([steps], FACTS))
+    best = figure([measure(of_facts, reranked)], FACTS)
+    rows.at_least(f"facts alone, re-ranked: {SPLIT} MAP", best, "", 0.605, figure([before], FACTS))
+    ways = {"single steps": ORDERED, "whole trees": WHOLE_TREES, "facts alone": FACTS_ALONE}
+    for name, took in timed(research, ways).items():
+        rows.note(f"one query, {name}: median", float(np.median(took)), "ms")
 
 
 def main() -> None:
@@ -368,7 +449,7 @@ def main() -> None:
         rows.finish()
         return
     rows = Rows.of("quality", given.only, PARTS)
-    measures = {"pretrained": pretrained, "ours": ours, "epochs": epochs, "latency": latency}
+    measures = {"pretrained": pretrained, "ours": ours, "epochs": epochs, "latency": latency, "targets": targets}
     with folds() as running:
         for part in given.only:
             measures[part](rows, running)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +52,13 @@ class Unfinished(Exception):
 
 @dataclass
 class Research:
-    """A running fleet over one data set, with the corpus of its candidates built."""
+    """A running fleet over one data set, with the corpus of its candidates built; `explain` teaches it the prior."""
 
     client: aeenc.Client
     dataset: Dataset
     corpus: str
     home: Path
+    explain: Callable[[aeenc.Client, str, Dataset], None] = explain_training
 
     def evaluate(
         self,
@@ -73,7 +74,7 @@ class Research:
         One that is `strict_only` tells of whole trees with `trees` alone.
         """
         if retrieval is not None and retrieval.prior:
-            explain_training(self.client, self.corpus, self.dataset)
+            self.explain(self.client, self.corpus, self.dataset)
         report = self.client.trainer.evaluate(
             self.corpus,
             gold_of(self.dataset, split),
