@@ -4,7 +4,7 @@
     make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
     make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; 15 encoders, half an hour
     make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; three minutes
-    make bench NAME=quality ARGS='--only targets'      weights for whole trees and for facts alone; minutes
+    make bench NAME=quality ARGS='--only targets'      weights for whole trees and for facts alone; an encoder, minutes
     make bench NAME=quality ARGS='--base NAME'         a larger base model, by hub id or directory; half an hour a seed
 
 Weights are tuned on train, out of fold (docs/decisions/0043-weights-are-tuned-out-of-fold.md), no epoch is chosen, and
@@ -42,7 +42,7 @@ from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, difference, m
 from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.research import HOME, Research, at_hand, research
 from benchmarks.tables.table_records import RESULTS, record_of
-from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS, scorer_of
+from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.values import FEATURES, VECTOR_FEATURES, WIDE_FEATURES, SearchHits
 from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, tree_level
 from services.trainer.models.base_model import DEFAULT_NAME
@@ -419,18 +419,13 @@ def explain_by_facts(client: Client, corpus: str, dataset: Dataset) -> None:
 def targets(rows: Rows, running: Folds) -> None:
     """Whole trees and facts alone by weights of their own, beside those for single steps; one seed, and the time."""
     research = running.whole
-    research.publish(scorer_of(research, 0))
     research.serve(running.version(0))
-    of_facts = replace(research, explain=explain_by_facts)
-    reranked = replace(FACTS_ALONE, rerank=20, rerank_weight=0.1)
     steps, trees = (measure(research, way) for way in (ORDERED, WHOLE_TREES))
     for name, least in (("AllCorrect@25", 0.51), ("Recall@25", 0.77)):
         own, before = (one["trees"]["hypothesis_alone"][name] for one in (trees, steps))
         rows.at_least(f"whole trees: {SPLIT} {name}", own, "", least, before)
-    found, before = measure(of_facts, FACTS_ALONE), measure(research, ORDERED_RERANKED)
-    rows.note(f"facts alone: {SPLIT} MAP", figure([found], FACTS), "", figure([steps], FACTS))
-    best = figure([measure(of_facts, reranked)], FACTS)
-    rows.at_least(f"facts alone, re-ranked: {SPLIT} MAP", best, "", 0.605, figure([before], FACTS))
+    facts = measure(replace(research, explain=explain_by_facts), FACTS_ALONE)
+    rows.at_least(f"facts alone: {SPLIT} MAP", figure([facts], FACTS), "", 0.605, figure([steps], FACTS))
     ways = {"single steps": ORDERED, "whole trees": WHOLE_TREES, "facts alone": FACTS_ALONE}
     for name, took in timed(research, ways).items():
         rows.note(f"one query, {name}: median", float(np.median(took)), "ms")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from benchmarks.tables.by_tree import (
     p_by_tree,
     precisions_of,
 )
-from benchmarks.tables.quality import retrieval_of, share_of_whole_trees
+from benchmarks.tables.quality import explain_by_facts, retrieval_of, share_of_whole_trees
 from services.index.values import SearchHits
 from services.tuning.out_of_fold import Weights
 
@@ -120,6 +121,19 @@ def test_where_facts_alone_are_gold_the_other_gold_premises_leave_the_ranking(tm
     assert kept[FACTS] == [*[None] * 8, 0.25, 0.833333]
     assert means_of(kept)[FACTS] == pytest.approx((0.25 + 0.833333) / 2)
     assert fact_precisions_of(dataset, "dev", [*others, [2, 0], [0, 3]])[-2:].tolist() == [0.0, 1 / 6], "0: not ranked"
+
+
+def test_a_prior_of_facts_knows_no_conclusion_and_no_query_without_a_fact(tmp_path: Path) -> None:
+    _dataset(tmp_path)
+    (tmp_path / "dataset" / "task_1" / "dev.jsonl").rename(tmp_path / "dataset" / "task_1" / "train.jsonl")
+    (tmp_path / "supporting_data").mkdir()
+    facts = json.dumps({"f1": "leaf 1", "f3": "leaf 3"})
+    (tmp_path / "supporting_data" / "worldtree_corpus_sentences_extended.json").write_text(facts)
+    dataset, client = Dataset.load(tmp_path), Mock()
+    explain_by_facts(client, "corpus", dataset)
+    ids = {one.text: one.id for one in dataset.candidates()}
+    told = [("node 2", [ids["leaf 3"]]), ("node 1", [ids["leaf 1"]])]  # whose other premises are no facts
+    client.index.put_explanations.assert_called_once_with("corpus", told, replace=True)
 
 
 def test_weights_and_features_become_options_of_retrieve() -> None:
