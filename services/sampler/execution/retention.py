@@ -21,6 +21,7 @@ from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
 from services.store.formats import UNREADABLE
+from services.store.life_cycles import Expired
 from services.store.requests import UNNAMED, Request
 
 log = get(__name__)
@@ -58,7 +59,8 @@ class Retention:
         else:
             found = []
             for one in (await self._runs.cycles.expired(self._keep_s, self._kept))[:MOST]:
-                with contextlib.suppress(errors.NotFound):  # deleted meanwhile
+                with contextlib.suppress(errors.NotFound, *UNREADABLE):  # deleted meanwhile, or it is damaged and stays
+                    await self._runs.get(one.id)
                     record = await self._runs.cycles.get(one.id)
                     parts = (keys for part in self._parts async for keys in part(one.id, record))
                     size = sum([await self._runs.cycles.size_bytes(keys) async for keys in parts])
@@ -66,7 +68,7 @@ class Retention:
             await self._runs.cycles.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
         if not dry_run:
             for old in found:
-                await self._remove_old(old.id)
+                await self._remove_old(old)
         return found
 
     async def look(self) -> None:
@@ -80,8 +82,7 @@ class Retention:
             for one in await self._runs.cycles.expired(self._keep_s, self._kept):
                 if not await self._lease.renew():
                     return
-                log.info("run is removed", run=one.id, reason=one.reason)
-                await self._remove_old(one.id)
+                await self._remove_old(one)
             await self._keep_holds()
         finally:
             await self._lease.release()
@@ -102,9 +103,11 @@ class Retention:
                     if not (resumed := await self._runs.get(run_id)).ended:
                         await self._holds.hold(resumed)
 
-    async def _remove_old(self, run_id: str) -> None:
-        with contextlib.suppress(errors.NotFound, errors.FailedPrecondition):  # deleted or resumed meanwhile
-            await self._remove(run_id, UNNAMED)
+    async def _remove_old(self, old: Expired | Garbage) -> None:
+        # It was deleted or resumed meanwhile, or is damaged.
+        with contextlib.suppress(errors.NotFound, errors.FailedPrecondition, errors.DataLoss):
+            await self._remove(old.id, UNNAMED)
+            log.info("run removed", run=old.id, reason=old.reason)
 
     async def _remove(self, run_id: str, request: Request) -> None:
         await self._runs.delete(run_id, request)

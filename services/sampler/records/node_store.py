@@ -234,7 +234,9 @@ class NodeStore:
 
     async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
         """The keys of a run's trees and of what it knows, in parts."""
-        own, trees = self._keys, int(record["trees"])
+        own = self._keys
+        with damage_is_data_loss(f"run {run_id}", RESTORE):
+            trees = int(record["trees"])
         for start in range(0, trees, CHUNK):
             yield [own.tree(run_id, index) for index in range(start, min(start + CHUNK, trees))]
         yield [part(run_id) for part in (own.hypotheses, own.places, own.open, own.answers, own.asked, own.suspects)]

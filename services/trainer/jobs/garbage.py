@@ -43,7 +43,7 @@ ROUND_S = 60.0
 BUSY = "another trainer is collecting garbage"
 LEASE_S = 10.0  # renewed while a trainer collects; a killed one is followed within this time
 UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deployment may write here by mistake
-KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable)  # of one thing; the next round may do it
+KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable, errors.DataLoss)  # of one thing, for now
 
 
 class Deletion:

@@ -250,6 +250,28 @@ async def test_a_label_that_its_run_could_not_drop_goes_at_a_later_look_and_thos
         assert registry.labels.keys() == {f"run-{live.id}", *others}
 
 
+@pytest.mark.parametrize("field", ["created_at", "trees"])
+async def test_a_damaged_run_keeps_no_other_from_being_removed(
+    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch, keys: RunKeys, field: str
+) -> None:
+    async with world.sampler() as client:
+        damaged, old, new = [(await finish(client)).id for _ in range(3)]
+    for ended_s, run_id in enumerate((damaged, old, new), start=1):
+        await redis.hset(keys.record(run_id), "ended_s", ended_s)
+    await redis.hset(keys.record(damaged), field, "damaged")
+    with monkeypatch.context() as patch:
+        patch.setattr(retention.Retention, "look", AsyncMock())
+        async with world.sampler(runs_kept=2) as client:
+            assert await client.collect_garbage(request_id="g1") == []
+    monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
+    async with world.sampler(runs_kept=1) as client:
+
+        async def only_the_last() -> bool:
+            return {run.id async for run in client.list_runs()} - {damaged} == {new}
+
+        await eventually(only_the_last)
+
+
 async def test_a_run_whose_deletion_is_stuck_keeps_neither_others_nor_old_runs_from_theirs(
     world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -253,6 +253,9 @@ async def test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_r
         await trainer.jobs.cycles.lease(live.id, "another", 60.0).renew()
         await trainer.jobs.create(live, [])
         await trainer.jobs._redis.hset(trainer.jobs._keys.record(live.id), "format_version", "damaged")
+        await trainer.ended(pending(world), "FAILED")
+        damaged = {"created_at": "damaged", "ended_s": "1"}
+        await trainer.jobs._redis.hset(trainer.jobs._keys.record(jobs[1]), mapping=damaged)
         rests[0].mkdir()
         assert [one.id for one in await trainer.client.collect_garbage()] == [rests[0].name]
         with pytest.raises(errors.DataLoss, match=f"job {live.id} has no format_version"):
