@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextvars import copy_context
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -85,6 +86,15 @@ async def fleet(receiver: TraceReceiver, light_fleet: LightFleet, registry: Regi
 
 def rpc(service: str, method: str) -> str:
     return f"aeenc.v1.{service}Service/{method}"
+
+
+async def test_a_call_that_is_cancelled_stays_so_and_its_span_says_it(receiver: TraceReceiver):
+    metadata: list[tuple[str, str]] = []
+    with pytest.raises(asyncio.CancelledError), sdk_tracing.traced(Mock(_method="/a/Cancelled"), metadata):
+        raise asyncio.CancelledError
+    [span] = await receiver.path("a/Cancelled")
+    assert metadata[0][1].startswith(f"00-{span.trace}-{span.id}-")
+    assert span.attributes["rpc.response.status_code"] == "CANCELLED"
 
 
 async def test_one_trace_leads_through_build_retrieve_run_job_publication_and_swap(

@@ -326,6 +326,8 @@ def test_a_directory_that_is_no_dataset_or_several_is_refused(tmp_path: Path) ->
     with pytest.raises(InvalidArgument, match=r"several splits \(test, train\); give the directory of one"):
         pairs(tmp_path / "both")
     assert pairs(tmp_path / "both" / "train") == SAME
+    with pytest.raises(InvalidArgument, match="a directory cannot be jsonl; it may hold"):
+        pairs(tmp_path / "both" / "train", file_format="jsonl")
     for files in ('[{"filename": "../test/x.arrow"}]', "[]"):
         (tmp_path / "both" / "train" / "state.json").write_text(f'{{"_data_files": {files}}}')
         with pytest.raises(InvalidArgument, match="must list file names"):

@@ -128,6 +128,7 @@ async def test_code_written_for_sentence_transformers_runs(encoder: AeencEncoder
     many, single = await asyncio.to_thread(code)
     assert (many.shape, single.shape) == ((2, 10), (1, 2))
     assert single[0, 0] == pytest.approx(1.0)
+    assert encoder.similarity(np.array([3.0, 0.0]), np.array([[0.0, 2.0], [4.0, 0.0]])).tolist() == [[0.0, 1.0]]
     with pytest.raises(errors.InvalidArgument, match="prompt_name: is 32; give one of query"):
         await asyncio.to_thread(encoder.encode, TEXTS, 32)
 

@@ -197,8 +197,9 @@ def test_the_last_word_on_a_pair_counts_in_its_own_run(tmp_path: Path):
     judged = by_query["q"]
     assert (judged.positives, judged.negatives) == ({}, {"a": "id-a"})
     assert conflicts == 1  # r2 still says no to b
-    graded = replace(log[7], provenance=replace(log[7].provenance, grade=80.0))
+    graded = replace(log[7], provenance=replace(log[7].provenance, grade=0.5))
     assert judgements_of([log[3], graded], grades=True) == ({"q": Judgements()}, 1)
+    assert judgements_of([graded], grades=True)[0]["q"].grades == {"b": 0.5}
     written = write_triplets(tmp_path / "t.jsonl", [*log, said_in("r3", "d", POSITIVE)])
     assert [(line["positive"], line["negative"]) for line in lines(tmp_path / "t.jsonl")] == [("d", "a")]
     assert written.conflicts == 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aeenc.errors import InvalidArgument
-from aeenc.files.whole import whole_file, whole_folder
+from aeenc.errors import AlreadyExists, InvalidArgument
+from aeenc.files.whole import is_stdout, whole_file, whole_folder
 
 
 def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
@@ -33,6 +33,17 @@ def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     assert path.read_text() == "new\n"
 
 
+def test_a_pipe_is_written_as_it_is_and_standard_output_is_known_by_its_names(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with whole_file(tmp_path / "pipe") as file:
+        file.write("pairs\n")
+    assert os.read(reader, 100) == b"pairs\n"
+    os.close(reader)
+    names = ["-", "/dev/stdout", "/proc/self/fd/1", "/dev/stderr", "/dev/fd/2", "out"]
+    assert [is_stdout(name) for name in names] == [True] * 3 + [False] * 3
+
+
 def test_a_folder_appears_whole_behind_a_link_and_never_in_place_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,6 +57,8 @@ def test_a_folder_appears_whole_behind_a_link_and_never_in_place_of_the_working_
         assert (tmp_path / behind / "pairs.jsonl").exists()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InvalidArgument, match="is the working directory"), whole_folder("."):
+        pass
+    with pytest.raises(AlreadyExists, match="is not an empty folder"), whole_folder("../made/pairs.jsonl"):
         pass
     assert sorted(one.name for one in tmp_path.iterdir()) == ["empty", "here", "link", "lost", "made"]
 

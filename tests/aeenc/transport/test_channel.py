@@ -121,6 +121,7 @@ async def test_an_error_that_is_too_long_is_cut_and_keeps_its_class(error: error
     message, details = status.message_of(error), status.details_of(error)
     assert len(quote(message, safe=UNESCAPED)) + len(base64.b64encode(details)) <= 4096
     assert error.message.startswith(message.removesuffix("…"))
+    assert status._sent_bytes(message) <= status.MESSAGE_BYTES
     assert len(message) >= least_chars
     async with served(lambda _: error) as (_, channel):
         with pytest.raises(errors.InvalidArgument) as refused:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -95,6 +96,17 @@ async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(
     await asyncio.gather(*(later.encode([f"later {number}"]) for number in range(10)))
     assert fleet.first.texts[-1] == "asked"
     await client.channel.close()
+
+
+@pytest.mark.parametrize(("code", "answers"), [("UNAVAILABLE", 0), ("DEADLINE_EXCEEDED", 0), ("INVALID_ARGUMENT", 1)])
+async def test_a_refusal_is_an_answer_and_silence_none(code: str, answers: int) -> None:
+    async def refuses(_: Any) -> None:
+        raise grpc.aio.AioRpcError(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    server = Mock()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await spreading.SpreadMethod({server: refuses}, Mock(), name="Encode")._answer(server, None)
+    assert server.has_answered.call_count == answers
 
 
 async def test_a_silent_server_is_tried_again_by_and_by(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +211,7 @@ async def test_a_read_fails_with_its_reason_when_both_servers_do(fleet: Fleet) -
     await client.channel.close()
 
 
-@pytest.mark.parametrize(("retry", "sent"), [(False, 1), (HEDGED, 2)])
+@pytest.mark.parametrize(("retry", "sent"), [(False, 1), (HEDGED, 2), (Retry(hedge_s=60.0), 2)])
 async def test_a_call_ends_in_time_and_one_that_may_be_made_once_only_is_sent_to_one_server(
     fleet: Fleet, retry: Retry | bool, sent: int
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_new_token_does_not_keep_the_rights_of_the_old_admin_token() -> None:
 def test_only_what_runs_a_callers_code_is_made_a_list_before_a_call(value: Any):
     assert given(value) is value
     assert given(iter([value])) == [value]
+    assert Caller().each(5) == 5, "which the call refuses"  # type: ignore[type-var]
 
 
 async def test_nothing_more_is_taken_of_a_callers_iterable_once_the_call_has_ended():

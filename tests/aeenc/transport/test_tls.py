@@ -90,6 +90,7 @@ async def test_a_token_may_travel_to_another_host_by_tls_of_public_authorities(
         ({"tls": False, "cert": "a.pem", "key": "a.key"}, "cert: needs TLS"),
         ({"cert": "a.pem", "key": "a.key", "token": "secret"}, "cert: needs TLS, .*give ca, too .*or AEENC_CA"),
         ({"ca": "ca.pem", "cert": "a.pem"}, "cert and key belong together"),
+        ({"ca": "missing.pem"}, r"ca: 'missing\.pem' cannot be read \(No such file or directory\)"),
     ],
 )
 def test_options_that_contradict_tls_are_refused_by_name(options: dict[str, Any], said: str) -> None:

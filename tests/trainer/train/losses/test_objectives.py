@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from services.corpus.generation import Generation
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
-from services.trainer.train import loop, losses
+from services.trainer.train import loop, losses, objectives
 from services.trainer.train.encoder import QueryEncoder, precision_of, tensors_of
 from services.trainer.train.inputs import EncoderTask
 from services.trainer.train.job import load_task
@@ -183,6 +185,25 @@ def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
     assert items.tolist() == [[0, 0], [0, 1], [1, 2]]
     assert classes.tolist() == [ENTAILMENT, CONTRADICTION, NEUTRAL]
     assert classified(training_set, neutral=True)[0].tolist() == [*items.tolist(), [1, 3]]
+    for loss, size in (("PAIRWISE_CONTRASTIVE", 3), ("NLI_CLASSIFICATION", 4)):
+        assert load(make_job(pairs, loss=loss, batching="ITEMS")).objective().size == size
+
+
+@pytest.mark.parametrize(
+    ("dropped", "split", "said"),
+    [
+        ({"BOTH_WAYS": 0}, "", "none was dropped); add judgements that accept premises"),
+        (
+            {"OTHER_SPLIT": 1},
+            "dev",
+            "1 of other splits than 'dev', or held out); sample other hypotheses of that split",
+        ),
+        ({"OTHER_SPLIT": 2}, "", "2 of validation queries, or held out); sample other hypotheses"),
+    ],
+)
+def test_a_refusal_says_why_pairs_were_dropped(dropped: dict[str, int], split: str, said: str):
+    training_set: Any = SimpleNamespace(dropped_for=dropped, dropped=sum(dropped.values()))
+    assert objectives._dropped(training_set, Mock(split=split)).endswith(said)
 
 
 @pytest.mark.parametrize(("loss", "skipped"), [("TRIPLET_MARGIN", 2), ("FULL_CORPUS_SOFTMAX", 1), ("GIST", 1)])
@@ -208,12 +229,15 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make_job: MakeJob, loss: str, b
     assert plan.loss.adds_up(plan.config.mode, plan.config.batching, plan.config.regularization)
     encoders, objective = task.encoders(), task.objective()
     encoders.query.eval()  # without dropout
+    with torch.no_grad():
+        for parameter in encoders.query.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))  # else there is no drift to be penalised
     learner, units = Learner(encoders, objective), np.arange(objective.size)
     gradients = []
     for parts in ([units], np.array_split(units, 3), [units[:2], units[2:]]):
         learner.zero_grad()
         for part in parts:
-            learner(part, units).backward()
+            learner(part, None if part is units else units).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in encoders.query.parameters() if p.grad is not None]))
     scale = float(gradients[0].abs().max())
     assert scale > 1e-4
