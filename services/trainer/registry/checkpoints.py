@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +17,7 @@ from services.kit.convert import page_newest_first
 from services.kit.logs import get
 from services.kit.tracing import traceparent
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.formats import damage_is_data_loss
+from services.store.formats import check_format, damage_is_data_loss
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -49,6 +50,7 @@ class Metrics:
     reranks: str = ""  # the version whose rankings a cross-encoder re-ranked
 
 
+METRICS_VERSION = 1  # the format of `metrics.json`
 _METRICS = TypeAdapter(Metrics)
 
 
@@ -154,7 +156,7 @@ class Checkpoints:
     async def metrics(self, version: str) -> Metrics | None:
         """Reads a checkpoint's validation metrics; None if it was trained without validation queries.
 
-        Raises NotFound and DataLoss.
+        Raises NotFound, NewerFormat and DataLoss.
         """
 
         def read() -> Metrics | None:
@@ -162,7 +164,9 @@ class Checkpoints:
             if "metrics.json" not in artifact.files:
                 return None
             with damage_is_data_loss(path := artifact.file("metrics.json"), f"restore {version}, or train it again"):
-                return _METRICS.validate_json(path.read_bytes())
+                record = json.loads(path.read_bytes())
+                check_format(record, METRICS_VERSION, str(path))
+                return _METRICS.validate_python(record)
 
         return await asyncio.to_thread(read)
 

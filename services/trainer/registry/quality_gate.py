@@ -16,6 +16,7 @@ import numpy as np
 from aeenc import errors
 from aeenc.evaluation import Outcome, difference_of
 from aeenc.evaluation.metrics import FEWEST
+from services.store.formats import UNREADABLE
 from services.store.registry import Registry
 from services.trainer.registry.checkpoints import Checkpoints, Metrics
 
@@ -120,7 +121,7 @@ class QualityGate:
             return candidate.before.average_precisions
         try:
             metrics = await self._checkpoints.metrics(theirs)
-        except (errors.NotFound, errors.DataLoss):  # deleted since, or damaged: another one is to take its place
+        except (errors.NotFound, *UNREADABLE):  # deleted since, or damaged: another one is to take its place
             return ()
         if metrics is None or any(getattr(metrics, name) != getattr(candidate, name) for name in _SAME):
             return ()

@@ -27,6 +27,7 @@ from services.kit.logs import get
 from services.trainer.evaluation.protocol import Report
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobProgress
+from services.trainer.registry.checkpoints import METRICS_VERSION
 from services.trainer.registry.quality_gate import Comparison, compared
 from services.trainer.train.data import Objective
 from services.trainer.train.encoder import Encoders, prepare_torch
@@ -167,7 +168,7 @@ def _metrics(task: Task, before: Report | None, after: Report | None) -> dict[st
     inputs = task.inputs
     asked = [[query.text, sorted(query.gold)] for query in inputs.validation]
     return {
-        "format_version": 1,
+        "format_version": METRICS_VERSION,
         "generation": inputs.generation.id,
         "queries_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
         "base_version": inputs.base.id,

@@ -50,7 +50,8 @@ class World:
         }
         with self.checkpoints.store.writer("checkpoint", "checkpoints") as writer:
             if precisions is not None:
-                metrics = {"generation": "g", "queries_sha256": queries, "base_version": base_version}
+                metrics: dict[str, Any] = {"format_version": 1, "generation": "g", "queries_sha256": queries}
+                metrics["base_version"] = base_version
                 metrics |= {"after": {"average_precisions": precisions}, "before": {"average_precisions": before or []}}
                 metrics |= {"reranks": reranks} if reranks else {}
                 metrics |= {"measured": measured} if measured else {}

@@ -125,11 +125,14 @@ async def test_an_answer_says_what_a_version_was_compared_with_or_why_with_nothi
     sound = metrics.read_text()
     assert (await world.registry.publish(about)).comparisons
     await world.registry.publish(damaged, force=True)
-    for content in ("{", "[]", "7", "{}", sound.replace("average", "other"), sound.replace("[0.8, ", '["a",')):
+    newer, misnamed = sound.replace('version": 1', 'version": 2'), sound.replace("average", "other")
+    for content in (newer, "{", "[]", "7", "{}", misnamed, sound.replace("[0.8, ", '["a",')):
         await world.registry.publish(damaged, force=True)
         metrics.write_text(content.ljust(len(sound)))  # as many bytes as its manifest says
         assert f"{damaged} was not measured" in (await world.registry.publish(about)).not_compared
-        with pytest.raises(errors.DataLoss, match=rf"{damaged}/metrics.json cannot be read .* restore {damaged}"):
+        told = "has format_version 2, this" if content is newer else f"cannot be read .* restore {damaged}"
+        refused = errors.FailedPrecondition if content is newer else errors.DataLoss
+        with pytest.raises(refused, match=rf"{damaged}/metrics.json {told}"):
             await world.registry.publish(damaged)
 
 
