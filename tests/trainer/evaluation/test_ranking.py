@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.corpus.arrays import exact_scores
 from services.trainer.evaluation import ranking
-from services.trainer.evaluation.ranking import gold_ranks, nearest, ranks_without
+from services.trainer.evaluation.ranking import gold_ranks, nearest, ranks_in, ranks_without
 
 RNG = np.random.default_rng(3)
 QUERIES, PREMISES, DIM = 9, 50, 8
@@ -82,3 +82,9 @@ def test_a_ranking_never_holds_the_scores_of_all_premises(ranked: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2 * len(queries) * len(premises), "bytes: half of their scores"
+
+
+def test_ranks_in_a_list_count_from_1_and_what_it_lacks_is_beyond():
+    gold = np.array([4, 7, 9])
+    assert ranks_in(gold, np.array([7, 5, 4]), 100).tolist() == [3, 1, 100]
+    assert ranks_in(gold, np.array([], dtype=np.int64), 100).tolist() == [100, 100, 100]
