@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from aeenc.evaluation import gold_of, load_data
 from aeenc.exports import write_pairs_as_beir
 from support.worlds.odd_judgements import draw, graded
 from tools.pinned_venv import PinnedVenv
@@ -25,11 +24,6 @@ json.dump(found, open(sys.argv[3], "w"))
 """
 
 
-def _explained(told: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The queries that our own reader keeps: those with something that explains them."""
-    return {query: grades for query, grades in told.items() if any(grades.values())}
-
-
 @pytest.mark.integrations
 def test_beirs_loader_reads_the_texts_and_grades_of_odd_judgements(tmp_path: Path):
     expected = []
@@ -37,7 +31,6 @@ def test_beirs_loader_reads_the_texts_and_grades_of_odd_judgements(tmp_path: Pat
         corpus, pairs = draw(number)
         write_pairs_as_beir(tmp_path / "folders" / str(number), corpus, pairs, split="dev", grades=True)
         expected.append(graded(pairs))
-        assert dict(gold_of(load_data(tmp_path / "folders" / str(number)), "dev")) == _explained(expected[-1])
     venv = PinnedVenv(tmp_path / "venv")
     venv.create()
     venv.install("--no-deps", "beir==2.2.0", "tqdm")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from aeenc import values
 from aeenc.errors import AlreadyExists, FailedPrecondition, InvalidArgument, InvalidTree
+from aeenc.evaluation import gold_of, load_data
 from aeenc.evaluation.trec import document_id, query_id, write_qrels, write_run
 from aeenc.exports import (
     Judgements,
@@ -312,6 +313,8 @@ def test_odd_judgements_are_read_back_from_beirs_files_with_their_texts_and_grad
         folder = tmp_path / str(number)
         written = write_pairs_as_beir(folder, corpus, pairs, split="dev", grades=True)
         assert read_as_beir_does(folder, "dev") == graded(pairs), number
+        explained = {query: grades for query, grades in graded(pairs).items() if any(grades.values())}
+        assert dict(gold_of(load_data(folder), "dev")) == explained, number
         with (folder / "corpus.jsonl").open(encoding="utf8") as lines:
             found = [json.loads(line) for line in lines]
         assert len({one["_id"] for one in found}) == len({one["text"] for one in found}) == written.premises

@@ -136,7 +136,8 @@ def _access(query: str, access: Accessible, ids: Mapping[str, str]) -> dict[str,
     if absent := [one for one in filter(None, [access.before_id, *(access.only_ids or ())]) if one not in ids]:
         lost = f"has {absent[0]!r} for {query!r}, the id of none of the premises; correct it"
         raise InvalidArgument.field("accessible", lost)
-    named = {"before": ids.get(access.before_id), "only": [ids[one] for one in access.only_ids or ()]}
+    before = ids[access.before_id] if access.before_id else ""  # a premise may have no id
+    named = {"before": before, "only": [ids[one] for one in access.only_ids or ()]}
     return {name: one for name, one in named.items() if one}
 
 
