@@ -110,7 +110,6 @@ class Channel:
         tls_name: str = "",
         remedy: str = "",
     ) -> None:
-        given = {name: one for name, one in locals().items() if name not in {"self", "target", "tls_name"}}
         FIRST_CONNECTED.refuse_child()
         is_tls = check_tls(target, tls=tls, ca=ca, cert=cert, key=key)
         self.target = target
@@ -119,7 +118,8 @@ class Channel:
         self._closed = asyncio.Event()  # one for all views of the connection
         self._metadata = credential(token)
         self._tls_name = tls_name
-        self._options: dict[str, Any] = {**given, "tls": is_tls}
+        self._options: dict[str, Any] = {"token": token, "ca": ca, "cert": cert, "key": key, "tls": is_tls}
+        self._options |= {"plain_token": plain_token, "timeout_s": timeout_s, "retry": retry, "remedy": remedy}
         refuse_plain_token(target, **self._options)
         credentials = grpc.ssl_channel_credentials(*tls_files(ca, cert, key)) if is_tls else None
         self._line = _Line(split(target, tls=is_tls), credentials, tls_name)  # as `_closed`, one for all views

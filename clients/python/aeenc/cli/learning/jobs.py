@@ -33,7 +33,6 @@ from aeenc.values.types import OwnTextName
 
 TRAINING_SPLIT = "train"
 PUBLISH_WAIT_S = 60.0
-_ZERO_COUNTS = {"margin", "regularization"}  # of other options, 0 leaves the choice to the trainer
 if TYPE_CHECKING:
     Loss = LossName
 else:
@@ -79,8 +78,13 @@ def recipe_of(
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
 ) -> dict[str, Any]:
     """Collects the options of a training job that a command was given, as arguments of `start_job`."""
-    chosen = {name: value for name, value in locals().items() if value or (name in _ZERO_COUNTS and value is not None)}
-    return {**chosen, "split": TRAINING_SPLIT}
+    options: dict[str, Any] = {"loss": loss, "data_sets": data_sets, "epochs": epochs, "batch_size": batch_size}
+    options |= {"batching": batching, "items_per_epoch": items_per_epoch, "learning_rate": learning_rate}
+    options |= {"temperature": temperature, "seed": seed}
+    chosen = {name: value for name, value in options.items() if value}  # 0 leaves the choice to the trainer
+    zeros_count = {"margin": margin, "regularization": regularization}
+    given = {name: value for name, value in zeros_count.items() if value is not None}
+    return {**chosen, **given, "split": TRAINING_SPLIT}
 
 
 def job_dict(job: values.Job) -> dict[str, Any]:

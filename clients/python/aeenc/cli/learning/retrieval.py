@@ -130,7 +130,10 @@ def call_of(
 ) -> dict[str, Any]:
     """Collects the options of a call but for those of `retrieval_of`; `accepted` are those of each text."""
     check_model(label, version)
-    return {name: chosen for name, chosen in locals().items() if chosen}
+    options: dict[str, Any] = {"k": k, "label": label, "version": version, "precision": precision, "splits": splits}
+    options |= {"exclude": exclude, "only_ids": only_ids, "before_id": before_id, "tags": tags, "accepted": accepted}
+    options |= {"truncate": truncate, "routing_key": routing_key}
+    return {name: chosen for name, chosen in options.items() if chosen}
 
 
 def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
