@@ -10,6 +10,7 @@ the answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +56,4 @@ def task3_record(tree: Tree, sentences: Sequence[str]) -> dict[str, Any]:
 
 def write_task3(path: Path | str, trees: Sequence[Tree], lists: Sequence[Sequence[str]]) -> None:
     """Writes a line for each tree with its list of sentences. A reader sees the whole file or none of it."""
-    write_json_lines(path, map(task3_record, trees, lists), ensure_ascii=True)
+    write_json_lines(path, starmap(task3_record, zip(trees, lists, strict=True)), ensure_ascii=True)
