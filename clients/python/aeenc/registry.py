@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from aeenc import values
 from aeenc.calls.encoding import Precision
-from aeenc.calls.inputs import change
+from aeenc.calls.inputs import change, listed
 from aeenc.transport.channel import Channel
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from aeenc.values.writing import duration, message
@@ -139,4 +139,4 @@ class RegistryClient:
 
 
 def _versions(version: str | Sequence[str]) -> Sequence[str]:
-    return [version] if isinstance(version, str) else version
+    return [version] if isinstance(version, str) else listed(version, "version")

@@ -37,11 +37,11 @@ EVALUATE_TIMEOUT_S = 1800.0
 Gold = types_pb2.GoldQuery | tuple[str, Sequence[str] | Mapping[str, float]]
 
 
-def gold_query(query: Gold) -> types_pb2.GoldQuery:
+def gold_query(query: Gold, field: str = "queries") -> types_pb2.GoldQuery:
     """Makes a gold query from its message, from (text, premise texts), or from (text, grades by premise text)."""
     if isinstance(query, types_pb2.GoldQuery):
         return query
-    text, premises = pair_of(query, "queries", "(text, premise texts) or (text, grades by premise text)")
+    text, premises = pair_of(query, field, "(text, premise texts) or (text, grades by premise text)")
     grades = premises.values() if isinstance(premises, Mapping) else ()
     return message(types_pb2.GoldQuery, text=text, premises=premises, grades=grades)
 
@@ -134,8 +134,9 @@ class TrainerClient:
         unknown corpus, run, data set, version, loss or model, FailedPrecondition (NO_POSITIVES) where nothing explains,
         and AlreadyExists for a key used with another configuration.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}  # each is a field of the message
-        given["validation"] = [gold_query(query) for query in listed(validation, "validation")]
+        given = {**locals()}  # but for self, each is a field of the message
+        del given["self"]
+        given["validation"] = [gold_query(query, "validation") for query in listed(validation, "validation")]
         given["idempotency_key"] = idempotency_key or uuid.uuid4().hex
         config = message(trainer_pb2.JobConfig, **given)
         return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
@@ -284,7 +285,7 @@ async def _evaluate_items(
         yield trainer_pb2.EvaluateRequest(queries=[gold])
     check_used(accessible, texts, "queries")
     async for query in each(training, "training"):
-        learnt = gold_query(query)
+        learnt = gold_query(query, "training")
         if learnt.grades and len(learnt.grades) != len(learnt.premises):
             yield trainer_pb2.EvaluateRequest(training=[learnt])  # which is the service's to refuse
             continue

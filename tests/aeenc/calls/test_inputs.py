@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -93,6 +93,11 @@ def premise(**fields: Any) -> values.Premise:
     return values.Premise(**fields)
 
 
+async def answered(channel: Channel, annotator: Any) -> None:
+    async for _ in PeopleClient(channel).list_answers("r", annotator):
+        pass
+
+
 ODD: list[tuple[str, Call]] = [
     (r"texts\[1\]: has half a character \('b .ud83d'\)", lambda channel: encoded(channel, ["a", "b \ud83d"])),
     (r"texts\[1\]: is None; give text", lambda channel: encoded(channel, ["a", None])),
@@ -101,6 +106,8 @@ ODD: list[tuple[str, Call]] = [
     ("precision: is 'fp64'", lambda channel: encoded(channel, ["a"], precision="fp64")),
     ("lane: is 'fast'", lambda channel: encoded(channel, ["a"], lane="fast")),
     ("role: is 'fact'", lambda channel: encoded(channel, ["a"], role="fact")),
+    (r"role: is '.ud800'; give one of query", lambda channel: encoded(channel, ["a"], role="\ud800")),
+    ("lane: is 'unspecified'; give one of interactive", lambda channel: encoded(channel, ["a"], lane="unspecified")),
     ("role: is 'None'", lambda channel: encoded(channel, ["a"], role=None)),
     ("k: is -1; give a whole number from 0 to 4,294,967,295", lambda channel: retrieved(channel, k=-1)),
     ("k: is 1099511627776; give a whole number", lambda channel: retrieved(channel, k=2**40)),
@@ -121,6 +128,13 @@ ODD: list[tuple[str, Call]] = [
     ("vectors have shape", lambda channel: searched_by(channel, [1.0])),
     ("vectors are of type <U4", lambda channel: searched_by(channel, [["iron"]])),
     ("negative_filter: is 5; give a NegativeFilter", lambda channel: started(channel, negative_filter=5)),
+    ("negative_filter: has 'no_such', which", lambda channel: started(channel, negative_filter={"no_such": 1})),
+    ("negative_filter: has 1, which", lambda channel: started(channel, negative_filter={1: 1})),
+    (r"premises\[1\]: has half", lambda channel: built(channel, ["a", "\ud83d"])),
+    ("expected: is 3; give text", lambda channel: IndexClient(channel).activate("c", "g", expected=cast("Any", 3))),
+    ("version: is 3; give a list", lambda channel: RegistryClient(channel).publish(cast("Any", 3))),
+    ("annotator: is 3; give text", lambda channel: answered(channel, 3)),
+    ("validation: has 'iron'; give", lambda channel: trained(channel, validation=["iron"])),
     (r"queries: has 'iron'; give \(text", lambda channel: TrainerClient(channel).evaluate("science", ["iron"])),
 ]
 

@@ -31,6 +31,7 @@ from aeenc.exports import (
     write_beir,
     write_pairs,
     write_pairs_as_beir,
+    write_task3,
     write_triplets,
 )
 from aeenc.exports.pairs import pair_of, record_of
@@ -104,7 +105,7 @@ def test_a_file_of_pairs_is_read_back_and_appears_whole(tmp_path: Path):
 
 def test_a_rank_is_whole_though_a_table_program_has_written_it():
     line = {"query": "q", "premise": "p", "sign": "positive"}
-    assert pair_of({**line, "rank": 3.0}) == pair_of({**line, "rank": 3, "note": None})
+    assert pair_of({**line, "rank": 3.0}) == pair_of({**line, "rank": 3, "note": None, "judged_at": ""})
 
 
 def test_a_grade_that_is_no_number_is_left_out_and_a_sign_without_a_meaning_is_none():
@@ -118,6 +119,8 @@ def test_a_grade_that_is_no_number_is_left_out_and_a_sign_without_a_meaning_is_n
     [
         ('{"query": "q", "premise": "p"}', "sign: is None"),
         ('{"query": "q", "premise": "p", "sign": "maybe"}', "'maybe'"),
+        ('{"query": "q", "premise": "p", "sign": "unspecified"}', "'unspecified'; give one of positive"),
+        ('{"query": "q", "premise": "p", "sign": "positive", "grade": true}', "grade: is True"),
         ('{"query": " ", "premise": "p", "sign": "positive"}', "query: is ' '"),
         ('{"query": "q", "premise": 3, "sign": "positive"}', "premise: is 3"),
         ('{"query": "q", "premise": "p", "sign": "positive", "rank": 1.5}', "rank: is 1.5"),
@@ -348,7 +351,7 @@ def test_odd_judgements_are_read_back_from_trecs_files_with_their_grades_and_ran
             assert [one.doc_id for one in own] == names
 
 
-def test_a_list_for_provers_reads_back_and_a_sentence_like_labels_is_refused() -> None:
+def test_a_list_for_provers_reads_back_and_a_sentence_like_labels_is_refused(tmp_path: Path) -> None:
     tree = Dataset.load(SAMPLE).trees("dev")[0]
     sentences = task3_sentences(
         ["The sun is hot.", "sun is hot", "ice: cold; light", tree.hypothesis], conclusions_of([tree])
@@ -357,3 +360,5 @@ def test_a_list_for_provers_reads_back_and_a_sentence_like_labels_is_refused() -
     assert parse_context(task3_record(tree, sentences)["context"]) == {"sent1": sentences[0], "sent2": sentences[1]}
     with pytest.raises(InvalidTree, match="reads like labels"):
         task3_record(tree, ["ice is sent7: cold"])
+    with pytest.raises(ValueError, match="shorter"):
+        write_task3(tmp_path / "task3.jsonl", [tree, tree], [sentences])

@@ -12,7 +12,7 @@ from aeenc import values
 from aeenc.calls.inputs import Items, chunks, each, opened, pair_of
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import index_pb2, types_pb2
-from aeenc.values.writing import message, shown
+from aeenc.values.writing import message, message_of, shown
 
 if TYPE_CHECKING:  # who searches needs none, and its dataclasses take long to make
     PremiseForm: TypeAlias = str | tuple[str, str] | values.Premise | types_pb2.Premise
@@ -66,7 +66,7 @@ def _message_of(given: Any, field: str) -> types_pb2.Premise:
     premise_id, text = given if isinstance(given, tuple | list) and len(given) == 2 else ("", given)
     if not isinstance(premise_id, str) or not isinstance(text, str):
         raise InvalidArgument.field(field, f"is {shown(given)}; give a text, a pair (id, text) or an aeenc.Premise")
-    return message(types_pb2.Premise, id=premise_id, text=text)
+    return message_of(field, types_pb2.Premise, id=premise_id, text=text)
 
 
 def explanation_requests(

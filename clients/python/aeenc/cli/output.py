@@ -203,7 +203,8 @@ def fields_table(values: Mapping[str, Any]) -> Table:
 def fields_of(value: object, *fields: str) -> dict[str, Any]:
     """Reads fields of a value as plain ones: `name`, or `other name=path.to.field`.
 
-    An enum becomes its name in lower case, a tuple a list, a time its ISO text; what JSON has no number for, None.
+    An enum becomes its name in lower case, a tuple a list, a time its ISO text, and NaN and infinity, which JSON lacks,
+    None.
     """
     paths = [(name, path or name) for name, _, path in (field.partition("=") for field in fields)]
     return {name: _plain(attrgetter(path)(value)) for name, path in paths}

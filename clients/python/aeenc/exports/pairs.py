@@ -64,7 +64,7 @@ def pair_of(record: object) -> values.Pair:
     for name in ("query", "premise", "sign"):
         if not isinstance(text := record.get(name), str) or not text.strip():
             raise InvalidArgument(f"{name}: is {shown(text)}; write a string that is not empty")
-    given = {name: value for name, value in record.items() if value is not None}
+    given = {name: value for name, value in record.items() if value not in (None, "")}
     origin = {name: given[name] for name in _PROVENANCE if name in given}
     if isinstance(rank := origin.get("rank"), float) and rank.is_integer():  # as table programs write them
         origin["rank"] = int(rank)
@@ -75,8 +75,8 @@ def pair_of(record: object) -> values.Pair:
         provenance=message(types_pb2.Provenance, **origin),
         **{name: given[name] for name in _OWN if name in given},
     )
-    for name in ("score", "grade"):
-        if not math.isfinite(getattr(made.provenance, name)):
+    for name in ("rank", "score", "grade"):
+        if isinstance(given.get(name), bool) or not math.isfinite(getattr(made.provenance, name)):
             raise InvalidArgument(f"{name}: is {shown(given[name])}; write a finite number")
     return values.Pair.from_message(made)
 

@@ -22,7 +22,12 @@ MessageT = TypeVar("MessageT", bound=Message)
 _PLAIN = frozenset({str, bool, int, float, list, tuple, dict})  # of most fields, and known at once
 _AT_HAND = (bytes, Message, Mapping, *_PLAIN)  # other iterables can be gone through once, perhaps
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)  # of protobuf, for a caller's value
-_PARAMETERS = {"exclude_ids": "exclude", "any_split": "splits"}  # fields that the clients call something else
+_PARAMETERS = {  # fields that the clients call something else
+    "exclude_ids": "exclude",
+    "any_split": "splits",
+    "expected_generation": "expected",
+    "answered_by": "annotator",
+}
 _WHOLE = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
@@ -123,31 +128,33 @@ def _listed(value: Any) -> Any:
 
 
 @cache
-def _read_otherwise(kind: Any) -> dict[str, EnumDescriptor | None]:
-    """Returns the fields of a message in which a text is not itself: those of enums, and lists, which have None."""
+def _read_otherwise(kind: Any) -> dict[str, dict[str, int] | None]:
+    """Returns the fields of a message in which a text is not itself: numbers by name of an enum, None of a list."""
     fields = [one for one in kind.DESCRIPTOR.fields if one.enum_type is not None or _is_repeated(one)]
-    return {one.name: None if _is_repeated(one) else one.enum_type for one in fields}
+    return {one.name: None if _is_repeated(one) else _numbers(one.enum_type) for one in fields}
 
 
-def _read(name: str, text: str, enum: EnumDescriptor | None) -> int:
+def _read(name: str, text: str, numbers: dict[str, int] | None) -> int:
     """Returns the number of an enum's name. Raises InvalidArgument for an unknown one, and for one string as a list."""
     where = _PARAMETERS.get(name, name)
-    if enum is None:
+    if numbers is None:
         raise InvalidArgument.field(where, f"is one string ({shown(text)}); give a list of strings")
-    short = _prefix(enum) + text.upper().replace("-", "_") if text.islower() else text
-    known = enum.values_by_name.get(short)
-    if known is None:
-        raise InvalidArgument.field(where, f"is {shown(text)}; give one of {_choices(enum)}")
-    return int(known.number)
+    number = numbers.get(text.replace("-", "_"))
+    if number is None:
+        raise InvalidArgument.field(where, f"is {shown(text)}; give one of {_choices(numbers)}")
+    return number
 
 
-def _prefix(enum: EnumDescriptor) -> str:
-    """Returns how the names of an enum begin, which callers may leave out."""
-    return str(enum.values[0].name.removesuffix("UNSPECIFIED"))
+def _numbers(enum: EnumDescriptor) -> dict[str, int]:
+    """Returns the numbers of an enum by the contract's names and by short ones in lower case; "unspecified" is none."""
+    zero, *others = enum.values
+    prefix = zero.name.removesuffix("UNSPECIFIED")
+    short = {one.name.removeprefix(prefix).lower(): one.number for one in others}
+    return short | {one.name: one.number for one in others}
 
 
-def _choices(enum: EnumDescriptor) -> str:
-    return ", ".join(one.name.removeprefix(_prefix(enum)).lower() for one in enum.values[1:])
+def _choices(numbers: dict[str, int]) -> str:
+    return ", ".join(name for name in numbers if name.islower())
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
@@ -162,6 +169,8 @@ def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
         field = make.DESCRIPTOR.fields_by_name[name]
         where = _PARAMETERS.get(name, name)
         if type(value) is dict and field.message_type is not None and not _is_repeated(field):
+            if unknown := [one for one in value if one not in {*field.message_type.fields_by_name}]:
+                raise InvalidArgument.field(where, f"has {shown(unknown[0])}, which {field.message_type.name} lacks")
             message(GetMessageClass(field.message_type), **value)  # names the field within
         if _is_repeated(field) and isinstance(value, list | tuple):
             for number, one in enumerate(value):
@@ -187,6 +196,6 @@ def _wrong(field: FieldDescriptor, value: Any) -> str:
         least, most = _WHOLE[field.cpp_type]
         return f"is {shown(value)}; give a whole number from {least:,} to {most:,}"
     if field.enum_type is not None:
-        return f"is {shown(value)}; give one of {_choices(field.enum_type)}"
+        return f"is {shown(value)}; give one of {_choices(_numbers(field.enum_type))}"
     kind = field.message_type.name if field.message_type is not None else _KINDS.get(field.cpp_type, "another value")
     return f"is {shown(value)}; give {kind}"
