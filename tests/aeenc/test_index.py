@@ -94,6 +94,23 @@ async def test_an_index_that_was_there_may_be_away_for_longer_than_one_that_neve
         await client.channel.close()
 
 
+async def test_a_build_that_is_to_be_tried_once_does_not_wait_for_an_index_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures: list[errors.AeencError] = []
+
+    def pause_s(_: int, error: errors.AeencError) -> float:
+        failures.append(error)
+        return 0.01
+
+    monkeypatch.setattr("aeenc.index.pause_s", pause_s)
+    client = IndexClient(Channel("127.0.0.1:1", retry=False))
+    with pytest.raises(errors.Unavailable):
+        await client.build("science", PREMISES)
+    assert len(failures) == 1
+    await client.channel.close()
+
+
 async def test_a_build_from_an_iterator_is_not_repeated_since_the_iterator_cannot_begin_again(
     served: tuple[BreaksOff, IndexClient],
 ) -> None:

@@ -476,7 +476,7 @@ def _failed_write() -> AioRpcError:
 def _policy(retry: Retry | bool) -> Retry:
     if isinstance(retry, Retry):
         return retry
-    return Retry() if retry else Retry(attempts=1)
+    return Retry() if retry else Retry(attempts=1, away_s=0.0)
 
 
 def pause_s(attempt: int, error: errors.AeencError | None = None) -> float:
