@@ -163,8 +163,9 @@ async def test_a_judge_that_raises_is_unavailable_without_internals_and_the_serv
         errors.Overloaded("later", retry_after_s=math.inf),
         errors.Overloaded("later", metadata={"asked": 3}),  # type: ignore[dict-item]
         errors.Overloaded("later", reason="HALF \ud83d"),
+        errors.Overloaded(TimeoutError()),  # type: ignore[arg-type]
     ],
-    ids=["pause", "metadata", "character"],
+    ids=["pause", "metadata", "character", "message"],
 )
 async def test_an_error_of_a_judge_that_no_message_holds_is_told_as_any_other(raised: errors.AeencError) -> None:
     def judge(_: Task) -> list[str]:

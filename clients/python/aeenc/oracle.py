@@ -452,7 +452,8 @@ def _wrong(oracle: Oracle, problem: str) -> errors.Unavailable:
 def _told(error: Exception) -> tuple[errors.AeencError, bytes]:
     """Returns the error that the sampler is told, and its details: any other than ours that can be sent is hidden."""
     if isinstance(error, errors.AeencError):
-        with suppress(ValueError, TypeError, LookupError, OverflowError):  # half a character, an endless pause
+        # half a character, an endless pause, another exception in place of the message
+        with suppress(AttributeError, ValueError, TypeError, LookupError, OverflowError):
             return error, status.details_of(error)
     hidden = _unavailable(error)
     return hidden, status.details_of(hidden)
