@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,13 @@ def test_the_names_that_an_editor_offers_are_the_contracts(names, kind, field):
     for wrong in ("blue", "", "unspecified", values[0].name, get_args(names)[0].upper()):
         with pytest.raises(errors.InvalidArgument, match=f"{field}: is '{wrong}'; give one of {get_args(names)[0]}, "):
             read(wrong)
+
+
+def test_a_name_may_be_a_member_of_an_enum_of_the_callers():
+    mine: Any = Enum("mine", {"PREMISE": "premise", "HYBRID": "hybrid", "MIN_MAX": "min_max"}, type=str)
+    assert encoding.EncodeOptions(role=mine.PREMISE).request(["a"]).role == encoder_pb2.ROLE_PREMISE
+    options = aeenc.Retrieval(mine.HYBRID, aeenc.Fusion(mine.MIN_MAX)).to_proto()
+    assert options == aeenc.Retrieval("hybrid", aeenc.Fusion("min_max")).to_proto()
 
 
 def test_every_method_says_what_it_takes():

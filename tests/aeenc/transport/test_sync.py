@@ -351,7 +351,7 @@ async def test_the_methods_are_those_of_the_awaiting_client_with_their_types_and
 LEFT_IN_A_CYCLE = """
 import gc
 import aeenc
-from aeenc.transport.sync import LOOP, given
+from aeenc.transport.sync import LOOP
 
 class Cycle: pass
 

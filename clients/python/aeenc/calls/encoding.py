@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from aeenc import values, vectors
 from aeenc.calls.inputs import refuse_unknown
@@ -106,7 +106,7 @@ class EncodeOptions:
         return message(
             encoder_pb2.EncodeRequest,
             texts=texts,
-            role=str(self.role),  # None is no role
+            role=cast("Any", self.role) or "",  # None is no role
             model=selector(self.label, self.version),
             truncate=truncation(self.truncate),
             space_id=self.space_id,

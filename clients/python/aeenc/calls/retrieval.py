@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
 from operator import eq
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from aeenc import errors, values
 from aeenc.calls.encoding import Precision, precision_name, selector, truncation
@@ -77,7 +77,7 @@ class Fusion:
         """Converts to the message."""
         return message(
             index_pb2.Fusion,
-            method=str(self.method),
+            method=cast("Any", self.method) or "",
             lexical_weight=self.lexical_weight,
             features=self.features,
         )
@@ -176,7 +176,7 @@ class Retrieval:
         """Converts to the message."""
         return message(
             index_pb2.RetrievalOptions,
-            mode=str(self.mode),  # None is no mode
+            mode=cast("Any", self.mode) or "",  # None is no mode
             fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
             prior=self.prior,
             rerank=self.rerank,
