@@ -28,7 +28,7 @@ from aeenc.values.writing import message, shown, timestamp
 
 FORMAT_VERSION = 1
 _SIGNS = {values.PairSign.POSITIVE: "positive", values.PairSign.NEGATIVE: "negative"}
-_OWN = ("query", "premise_id", "premise", "sign", "reason")
+_PLAIN = ("query", "premise_id", "premise", "sign", "reason")
 _PROVENANCE = tuple(types_pb2.Provenance.DESCRIPTOR.fields_by_name)
 
 
@@ -73,7 +73,7 @@ def pair_of(record: object) -> values.Pair:
     made = message(
         types_pb2.Pair,
         provenance=message(types_pb2.Provenance, **origin),
-        **{name: given[name] for name in _OWN if name in given},
+        **{name: given[name] for name in _PLAIN if name in given},
     )
     for name in ("rank", "score", "grade"):
         if isinstance(given.get(name), bool) or not math.isfinite(getattr(made.provenance, name)):
