@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from aeenc.cli.learning.evaluation import training_of
 from aeenc.evaluation import UNRANKED, average_precision, gold_of, paired_randomisation_test
+from aeenc.trainer import gold_tree
 from aeenc.trees import Dataset, Tree
 from aeenc.trees.folds import connected
+from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, TreeLevel, tree_level
+from services.trainer.evaluation.protocol import Ranks
 
 RESAMPLED = 10_000  # times, for an interval
 BY_QUERY = "strict_by_query"  # in a report: AP, FACTS, `group` and UNSEEN (1 or 0), each in the order of the queries
@@ -62,6 +65,19 @@ def jump(strict: Sequence[Sequence[int]], own: Sequence[bool], found: float) -> 
 
     first, dropped = mean([int(one) for one in own]), mean([0] * len(strict))
     return (found - first) / (dropped - first) if dropped != first else float("nan")
+
+
+def whole_trees(trees: Sequence[Tree], found: Mapping[str, Ranks], texts: Sequence[str]) -> TreeLevel:
+    """Whole trees from the hypothesis alone, as Evaluate measures them; `found` has ordinals of `texts`, best first.
+
+    A hypothesis that has no premise but itself is not asked, so its tree is left out.
+    """
+    asked = [gold_tree(tree) for tree in trees if tree.hypothesis in found]
+    gold = [GoldTree(tree.hypothesis, (), tuple(tree.leaves)) for tree in asked]
+    ranked = {
+        text: RankedPremises(one[:FIRST], -np.arange(len(one[:FIRST]), dtype=float)) for text, one in found.items()
+    }
+    return tree_level(gold, ranked, {text: n for n, text in enumerate(texts)}, along=False)
 
 
 def group_of(trees: Sequence[Tree]) -> dict[str, int]:

@@ -4,7 +4,7 @@
     make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
     make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; 15 encoders, half an hour
     make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; three minutes
-    make bench NAME=quality ARGS='--only targets'      weights for whole trees and for facts alone; an encoder, minutes
+    make bench NAME=quality ARGS='--only targets'      weights for whole trees and facts alone; half an hour
     make bench NAME=quality ARGS='--base NAME'         a larger base model, by hub id or directory; half an hour a seed
 
 Weights are tuned on train, out of fold (docs/decisions/0043-weights-are-tuned-out-of-fold.md), no epoch is chosen, and
@@ -33,18 +33,16 @@ from aeenc.cli.corpus import ensure_corpus
 from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.evaluation import gold_of
 from aeenc.files.whole import whole_folder
-from aeenc.trainer import gold_tree
-from aeenc.trees import HELD_OUT, Dataset, Tree, write_folds
+from aeenc.trees import HELD_OUT, Dataset, write_folds
 from benchmarks.harness.entailmentbank import entailmentbank
 from benchmarks.harness.kept_fleet import home_of
 from benchmarks.harness.rows import Rows
-from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, difference, means_of
+from benchmarks.tables.by_tree import AP, BY_QUERY, FACTS, UNSEEN, difference, means_of, whole_trees
 from benchmarks.tables.drawing import draw_stages
 from benchmarks.tables.research import HOME, Research, at_hand, research
 from benchmarks.tables.table_records import RESULTS, record_of
 from benchmarks.tables.table_rows import FULL, ORDERED, ORDERED_RERANKED, OURS, RERANKER, VECTORS
 from services.index.values import FEATURES, VECTOR_FEATURES, WIDE_FEATURES, SearchHits
-from services.trainer.evaluation.parts import FIRST, GoldTree, RankedPremises, tree_level
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
@@ -164,9 +162,9 @@ def figure(reports: Reports, name: str = AP) -> float:
     return float(np.mean([means_of(one[BY_QUERY])[name] for one in reports]))
 
 
-def all_correct(reports: Reports) -> float:
-    """The share of trees whose leaves are all among the first 25 of the hypothesis alone: the mean over the seeds."""
-    return float(np.mean([one["trees"]["hypothesis_alone"]["AllCorrect@25"] for one in reports]))
+def of_trees(reports: Reports, name: str = "AllCorrect@25") -> float:
+    """A metric of whole trees by the first 25 of the hypothesis alone: the mean over the seeds."""
+    return float(np.mean([one["trees"]["hypothesis_alone"][name] for one in reports]))
 
 
 def note_figures(rows: Rows, name: str, found: Reports, alone: Reports, least: Mapping[str, float]) -> None:
@@ -222,7 +220,8 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
 
     def quality(rankings: Iterable[SearchHits]) -> HeldOutQuality:
         ranked = list(rankings)
-        all_correct = share_of_whole_trees(trees, dict(zip(whole.queries, ranked, strict=True)), texts)
+        found = {query: hits.ordinals for query, hits in zip(whole.queries, ranked, strict=True)}
+        all_correct = whole_trees(trees, found, texts).all_correct_at_25
         return HeldOutQuality(float(whole.average_precisions(ranked).mean()), all_correct)
 
     each = [whole.rankings(Weights()), by_vectors.rankings, whole.rankings(weights), learned.rankings]
@@ -240,27 +239,13 @@ def held_out_queries(
     running: Folds, folds: Sequence[Dataset], texts: Sequence[str], versions: Sequence[str]
 ) -> list[HeldOut]:
     """Encodes the held-out queries of each fold by its version, over premises of these texts."""
-    pairs = zip(folds, versions, strict=True)
-    return [held_out_of(running.whole.client, fold, texts, version) for fold, version in pairs]
-
-
-def share_of_whole_trees(trees: Sequence[Tree], found: Mapping[str, SearchHits], texts: Sequence[str]) -> float:
-    """The share of trees whose leaves are all among the first 25 of the hypothesis alone, as Evaluate counts them.
-
-    A hypothesis that has no premise but itself is not asked, so its tree is left out.
-    """
-    asked = [gold_tree(tree) for tree in trees if tree.hypothesis in found]
-    gold = [GoldTree(tree.hypothesis, (), tuple(tree.leaves)) for tree in asked]
-    first = {text: hits.first(FIRST) for text, hits in found.items()}
-    scored = {text: RankedPremises(hits.ordinals, hits.scores) for text, hits in first.items()}
-    ordinal = {text: n for n, text in enumerate(texts)}
-    return tree_level(gold, scored, ordinal, along=False).all_correct_at_25
+    return [held_out_of(running.whole.client, fold, texts, one) for fold, one in zip(folds, versions, strict=True)]
 
 
 def retrieval_of(weights: Weights, features: Mapping[str, float] = MappingProxyType({})) -> Retrieval:
     """Mode hybrid with some weights."""
-    told = asdict(weights)
-    return Retrieval("hybrid", Fusion(lexical_weight=told.pop("lexical_weight"), features=dict(features)), **told)
+    fusion = Fusion(lexical_weight=weights.lexical_weight, features=dict(features))
+    return Retrieval("hybrid", fusion, prior=weights.prior, negative_feedback=weights.negative_feedback)
 
 
 def tell(rows: Rows, name: str, found: Tuned) -> None:
@@ -292,18 +277,17 @@ def compare(rows: Rows, name: str, measured: Sequence[Reports]) -> None:
     for way, one in named.items():
         note_figures(rows, f"{name}, {way}", one, alone, {part: figure(alone, part) for part in FIGURES})
     row = f"{name}: {SPLIT} AllCorrect@25 from the hypothesis alone"
-    rows.at_least(row, all_correct(ordered), "", all_correct(alone) + 0.02, all_correct(alone))
+    rows.at_least(row, of_trees(ordered), "", of_trees(alone) + 0.02, of_trees(alone))
     note_difference(rows, f"{name}, features over weights", ordered, tuned)
 
 
 def pretrained(rows: Rows, running: Folds) -> None:
     """The encoder as it comes: no encoder is trained."""
-    research = running.whole
-    version = research.pretrained()
-    research.serve(version)
+    version = running.whole.pretrained()
+    running.whole.serve(version)
     found = tune_out_of_fold(running, [version] * len(running.directories))
     tell(rows, "pre-trained", found)
-    compare(rows, "pre-trained", [[measure(research, way)] for way in ways(found)])
+    compare(rows, "pre-trained", [[measure(running.whole, way)] for way in ways(found)])
 
 
 def ours(rows: Rows, running: Folds) -> None:
@@ -411,23 +395,20 @@ def explain_by_facts(client: Client, corpus: str, dataset: Dataset) -> None:
     """Stores train's explanations as far as they are facts: what a corpus without the conclusions of trees knows."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
     facts = set(dataset.facts.values())
-    queries = dataset.queries(TRAINING_SPLIT)
-    found = [(query.text, [ids[one] for one in query.gold if one in facts]) for query in queries]
+    found = [(one.text, [ids[text] for text in one.gold if text in facts]) for one in dataset.queries(TRAINING_SPLIT)]
     client.index.put_explanations(corpus, [one for one in found if one[1]], replace=True)
 
 
 def targets(rows: Rows, running: Folds) -> None:
-    """Whole trees and facts alone by weights of their own, beside those for single steps; one seed, and the time."""
-    research = running.whole
-    research.serve(running.version(0))
-    steps, trees = (measure(research, way) for way in (ORDERED, WHOLE_TREES))
+    """Whole trees and facts alone by weights of their own, beside those for single steps; three seeds, and the time."""
+    steps, trees = by_seeds(running, OURS, SEEDS, (ORDERED, WHOLE_TREES))
+    by_facts = replace(running, whole=replace(running.whole, explain=explain_by_facts))
+    (facts,) = by_seeds(by_facts, OURS, SEEDS, (FACTS_ALONE,))
     for name, least in (("AllCorrect@25", 0.51), ("Recall@25", 0.77)):
-        own, before = (one["trees"]["hypothesis_alone"][name] for one in (trees, steps))
-        rows.at_least(f"whole trees: {SPLIT} {name}", own, "", least, before)
-    facts = measure(replace(research, explain=explain_by_facts), FACTS_ALONE)
-    rows.at_least(f"facts alone: {SPLIT} MAP", figure([facts], FACTS), "", 0.605, figure([steps], FACTS))
+        rows.at_least(f"whole trees: {SPLIT} {name}", of_trees(trees, name), "", least, of_trees(steps, name))
+    rows.at_least(f"facts alone: {SPLIT} MAP", figure(facts, FACTS), "", 0.605, figure(steps, FACTS))
     ways = {"single steps": ORDERED, "whole trees": WHOLE_TREES, "facts alone": FACTS_ALONE}
-    for name, took in timed(research, ways).items():
+    for name, took in timed(running.whole, ways).items():
         rows.note(f"one query, {name}: median", float(np.median(took)), "ms")
 
 

@@ -27,9 +27,9 @@ from benchmarks.tables.by_tree import (
     means_of,
     p_by_tree,
     precisions_of,
+    whole_trees,
 )
-from benchmarks.tables.quality import explain_by_facts, retrieval_of, share_of_whole_trees
-from services.index.values import SearchHits
+from benchmarks.tables.quality import explain_by_facts, retrieval_of
 from services.tuning.out_of_fold import Weights
 
 
@@ -147,10 +147,8 @@ def test_a_tree_is_whole_if_all_its_leaves_are_among_the_first_25_of_its_hypothe
     trees = _dataset(tmp_path).trees("dev")
     texts = [f"leaf {n}" for n in range(1, 12)] + [f"other {n}" for n in range(20)]
     in_order = np.arange(len(texts))
-    scores = np.linspace(1.0, 0.0, len(texts), dtype=np.float32)
-    found, missed = SearchHits(in_order, scores), SearchHits(in_order[::-1].copy(), scores)
-    assert share_of_whole_trees(trees, {"the top": found}, texts) == 1.0
-    assert share_of_whole_trees(trees, {"the top": missed}, texts) == 0.0
+    assert whole_trees(trees, {"the top": in_order}, texts).all_correct_at_25 == 1.0
+    assert whole_trees(trees, {"the top": in_order[::-1]}, texts).all_correct_at_25 == 0.0
 
 
 @pytest.fixture
