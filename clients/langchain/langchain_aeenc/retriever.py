@@ -57,7 +57,7 @@ class AeencRetriever(BaseRetriever):
     splits: Sequence[str] | None = None
     only_ids: Sequence[str] | None = None
     before_id: str = ""
-    tags: Sequence[str] | None = None
+    tags: list[str] | None = None  # as those of BaseRetriever, whose traces carry them
     generation: str = ""
     truncate: bool = False
     precision: Precision | None = None
@@ -78,7 +78,7 @@ class AeencRetriever(BaseRetriever):
     def _premises(self) -> PremiseRetriever:
         """The retriever of what the fields say now: they may be set anew, or differ in a copy."""
         token = self.token.get_secret_value() if self.token else None
-        place = {
+        place: dict[str, Any] = {
             "index": self.index,
             "token": token,
             "ca": self.ca,
