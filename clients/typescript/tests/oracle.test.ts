@@ -2,11 +2,13 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { createClient, type ConnectError } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { serveOracle, type Answer, type NodeAnswer, type OracleOptions, type Task } from "aeenc";
 import { Judgement, NodeVerdict, OracleService, Remark } from "aeenc/v1/oracle";
 
+const NO_PEM = fileURLToPath(import.meta.url);
 const CANDIDATES = ["a", "b", "c"].map((id, place) => ({ premise: { id, text: id }, rank: place + 1, score: 0.5 }));
 
 async function ask(judge: (task: Task) => Answer | Promise<Answer>, sent = "secret", token = sent) {
@@ -113,7 +115,7 @@ test("a blank token, an address without a port and files that cannot be used sto
   const wrongs: [OracleOptions, RegExp][] = [
     [{ token: "" }, /^token: is blank/], [{ token: " \n" }, /^token: is blank/], [{ address: "localhost" }, /^address: is "localhost"; give host:port/],
     [{ address: "127.0.0.1:70000" }, /^address: /], [{ cert: "nowhere.pem", key: "nowhere.pem" }, /^cert: .*nowhere\.pem.* cannot be read/],
-    [{ cert: "README.md", key: "README.md" }, /^cert README\.md and key README\.md cannot be used \(/],
+    [{ cert: NO_PEM, key: NO_PEM }, /^cert .+ and key .+ cannot be used \(/],
   ];
   for (const [options, message] of wrongs) {
     const serves = serveOracle({ judge: () => [] }, { address: "127.0.0.1:0", ...options }).then((server) => server.stop(0));
