@@ -106,7 +106,7 @@ class EncodeOptions:
         return message(
             encoder_pb2.EncodeRequest,
             texts=texts,
-            role=cast("Any", self.role) or "",  # None is no role
+            role=cast("Any", self.role) or "",  # None would leave it unspecified
             model=selector(self.label, self.version),
             truncate=truncation(self.truncate),
             space_id=self.space_id,

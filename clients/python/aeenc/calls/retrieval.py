@@ -176,7 +176,7 @@ class Retrieval:
         """Converts to the message."""
         return message(
             index_pb2.RetrievalOptions,
-            mode=cast("Any", self.mode) or "",  # None is no mode
+            mode=cast("Any", self.mode) or "",  # None would leave it unspecified
             fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
             prior=self.prior,
             rerank=self.rerank,

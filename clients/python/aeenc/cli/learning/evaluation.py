@@ -377,8 +377,8 @@ def rankings_of(
 ) -> Iterator[list[Hit]]:
     """Yields the ranking of each text by `IndexClient.rankings`, and reports how far it is.
 
-    The version and the generation of the first ones rank all. `accessible` says by text what may be found (default:
-    all).
+    All are ranked by the version and in the generation that ranked the first ones. `accessible` has, by text, what may
+    be found (default: everything).
     """
     for start in range(0, len(texts), PART):
         part = texts[start : start + PART]
