@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -29,7 +31,7 @@ from benchmarks.tables.by_tree import (
     precisions_of,
     whole_trees,
 )
-from benchmarks.tables.quality import explain_by_facts, retrieval_of
+from benchmarks.tables.quality import FACTS_ALONE, ORDERED, VECTORS, WHOLE_TREES, explain_by_facts, retrieval_of
 from services.tuning.out_of_fold import Weights
 
 
@@ -149,6 +151,13 @@ def test_a_tree_is_whole_if_all_its_leaves_are_among_the_first_25_of_its_hypothe
     in_order = np.arange(len(texts))
     assert whole_trees(trees, {"the top": in_order}, texts).all_correct_at_25 == 1.0
     assert whole_trees(trees, {"the top": in_order[::-1]}, texts).all_correct_at_25 == 0.0
+
+
+def test_the_weights_of_the_page_are_those_that_are_measured() -> None:
+    page = (rows.ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    shown = [ast.literal_eval(found) for found in re.findall(r'{\s*"first"[^}]*}', page)]
+    measured = [one.fusion.features for one in (ORDERED, VECTORS, WHOLE_TREES, FACTS_ALONE) if one.fusion]
+    assert [one for one in measured if one not in shown] == []
 
 
 @pytest.fixture
