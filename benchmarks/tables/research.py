@@ -163,11 +163,11 @@ class Research:
             mode=str(job.get("mode", "MODE_SINGLE")).removeprefix("MODE_").lower(),  # type: ignore[arg-type]
         )
         name = self._key(key, {**run, **job})
-        journal = Journal.open(self.home / "loops" / f"{name}.json", plan)
-        done = [one for one in journal.rounds if one.published]
-        self.serve(done[-1].version if done else self.pretrained())
-        loop = Loop(self.client, plan, journal, report_dict, lambda text: print(f"  {key}: {text}", flush=True))
-        loop.go()
+        with Journal.open(self.home / "loops" / f"{name}.json", plan) as journal:
+            done = [one for one in journal.rounds if one.published]
+            self.serve(done[-1].version if done else self.pretrained())
+            loop = Loop(self.client, plan, journal, report_dict, lambda text: print(f"  {key}: {text}", flush=True))
+            loop.go()
         return loop
 
     def _search_in(self, space_id: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import aeenc
 from aeenc import errors
 from aeenc.cli.learning.reports import report_dict
 from aeenc.loop import Journal, Loop, LoopPlan
+from aeenc.trees import Accessible
 from aeenc.v1 import sampler_pb2
 from support.worlds.loop_world import CountingServices, all_three
 from support.worlds.sampler_world import serving
@@ -37,12 +38,11 @@ class World:
         plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], rounds=rounds, job=job, **fields)
 
         def work() -> Journal:
-            journal = Journal.open(self.journal, plan)
-            client = aeenc.connect(sampler=self.target, trainer=self.target, timeout_s=10)
-            try:
+            with (
+                Journal.open(self.journal, plan) as journal,
+                aeenc.connect(sampler=self.target, trainer=self.target, timeout_s=10) as client,
+            ):
                 Loop(client, plan, journal, report_dict).go()
-            finally:
-                client.close()
             return journal
 
         return await asyncio.to_thread(work)
@@ -78,6 +78,51 @@ async def test_later_rounds_may_sample_otherwise_than_the_first_and_train_on_fro
         (30, positives),
     ]
     assert [job.base_version for job in world.services.jobs.values()] == ["q0", "q1", "q2"]
+
+
+@dataclass(frozen=True)
+class LaterAccessible(Accessible):
+    until_id: str = ""
+
+
+@dataclass(frozen=True)
+class LaterPlan(LoopPlan):
+    seeds: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+def test_a_release_whose_plans_have_further_fields_goes_on_with_the_journal_of_this_one(tmp_path: Path):
+    held = {"ice floats": {"before_id": "f7"}, "ice melts": {"only_ids": ["f1", "f2"]}}
+
+    def plan(kind: type[LoopPlan], of: type[Accessible], **fields: Any) -> LoopPlan:
+        accessible = {text: of(**one) for text, one in held.items()}
+        run = {"accessible": accessible, "k": 20}
+        return kind("c", [("t", "ice floats")], [("q", ["p"])], run=run, accessible=accessible, **fields)
+
+    with Journal.open(tmp_path / "loop.json", plan(LoopPlan, Accessible)) as begun:
+        pass
+    with Journal.open(tmp_path / "loop.json", plan(LaterPlan, LaterAccessible, rounds=9)) as found:
+        assert found.identity == begun.identity
+    others = [plan(LaterPlan, LaterAccessible, **one) for one in ({"seeds": 2}, {"notes": ["x"]}, {"restart": False})]
+    held["ice floats"] = {"only_ids": ["f7"]}
+    for other in (*others, plan(LoopPlan, Accessible)):
+        with (
+            pytest.raises(errors.AlreadyExists, match="other settings"),
+            Journal.open(tmp_path / "loop.json", other),
+        ):
+            pass
+
+
+async def test_a_second_loop_on_the_journal_of_one_that_runs_is_refused_and_changes_nothing(world: World):
+    link = world.journal.with_name("link.json")
+    link.symlink_to(world.journal)
+    plan = LoopPlan("science", [("t", "ice floats")], [("q", ["p"])], rounds=1, job={"seed": 5})
+    with Journal.open(world.journal, plan):
+        with pytest.raises(errors.FailedPrecondition, match="of a loop that runs now; wait for its end"):
+            await replace(world, journal=link).go(rounds=1)
+        assert not world.services.runs
+        await replace(world, journal=link.with_name("other.json")).go(rounds=1)
+    assert len((await world.go(rounds=1)).rounds) == 2
 
 
 async def test_a_journal_of_a_newer_release_is_refused_by_name_and_stays(world: World):
@@ -147,7 +192,8 @@ def test_the_name_of_a_new_journal_is_on_disk_before_anything_is_asked_for(tmp_p
         os, "fsync", lambda fd: (done.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd))[1]
     )
     monkeypatch.setattr(Path, "replace", lambda path, to: (done.append("rename"), rename(path, to))[1])
-    Journal.open(tmp_path / "loops" / "new" / "c.json", LoopPlan("c", [], []))
+    with Journal.open(tmp_path / "loops" / "new" / "c.json", LoopPlan("c", [], [])):
+        pass
     folders = [str(tmp_path / "loops" / "new"), str(tmp_path / "loops"), str(tmp_path)]
     assert done[0].startswith(str(tmp_path / "loops" / "new" / "."))
     assert done[1:] == ["rename", *folders]

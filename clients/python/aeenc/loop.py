@@ -11,18 +11,18 @@ anywhere goes on where it was.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import fcntl
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from aeenc import errors, values
 from aeenc.blocking import Client
-from aeenc.files.lines import json_file
+from aeenc.files.lines import digest, json_file
 from aeenc.files.whole import whole_file
 from aeenc.trees import Accessible
 from aeenc.values import WorkState
@@ -91,10 +91,7 @@ class LoopPlan:
 
     def fingerprint(self) -> str:
         """Hashes the plan without `rounds` and `patience`: a loop that goes on may change when it ends."""
-        chosen = {name: dict(getattr(self, name)) for name in ("run", "later_run", "job")}
-        values = {**vars(self), "rounds": 0, "patience": 0, **chosen}
-        values["accessible"] = {text: [one.before_id, *(one.only_ids or ())] for text, one in self.accessible.items()}
-        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+        return digest(replace(self, rounds=LoopPlan.rounds, patience=LoopPlan.patience))
 
 
 @dataclass
@@ -123,17 +120,28 @@ class Journal:
         self.rounds, self.ended = rounds, ended
 
     @classmethod
-    def open(cls, path: Path, plan: LoopPlan) -> Journal:
-        """Opens the journal of a plan, or begins one.
+    @contextlib.contextmanager
+    def open(cls, path: Path, plan: LoopPlan) -> Iterator[Journal]:
+        """Opens the journal of a plan, or begins one. Within the block, no other loop can open it.
 
-        Raises AlreadyExists for the journal of another plan, FailedPrecondition for one of a newer release.
+        Raises AlreadyExists for the journal of another plan, FailedPrecondition for one of a newer release or of
+        a loop that runs.
         """
         if not path.exists():
-            journal = cls(path, uuid.uuid4().hex[:12], plan.fingerprint(), [])
-            journal.save()
-            return journal
+            cls(path, uuid.uuid4().hex[:12], plan.fingerprint(), []).save()
         if not path.is_file():
             raise errors.InvalidArgument(f"{path} is not a regular file; name another path for the journal")
+        with path.resolve().with_name(f".{path.resolve().name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise errors.FailedPrecondition(
+                    f"{path} is the journal of a loop that runs now; wait for its end, or name another file"
+                ) from None
+            yield cls._read(path, plan)
+
+    @classmethod
+    def _read(cls, path: Path, plan: LoopPlan) -> Journal:
         try:
             record: Any = json_file(path)
             if (version := int(record["format_version"])) > FORMAT_VERSION:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
+from aeenc.files.lines import digest
 from services.store.formats import RESTORE, check_format, damage_is_data_loss, known_fields
 from services.store.life_cycles import LIVE, Entry, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
@@ -95,9 +95,7 @@ class JobConfig:
 
     def fingerprint(self, validation: Sequence[EvaluationQuery]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
-        named = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
-        content = [named, [query.to_record() for query in validation]]  # a later release may have further options
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return digest([self, [query.to_record() for query in validation]])
 
 
 @dataclass(frozen=True)

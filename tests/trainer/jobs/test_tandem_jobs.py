@@ -163,8 +163,11 @@ async def test_each_round_of_a_dual_loop_starts_from_the_pretrained_encoder_and_
     )
 
     def go() -> list[Round]:
-        with aeenc.connect(**world.addresses, timeout_s=60) as client:
-            return Loop(client, plan, Journal.open(tmp_path / "loop.json", plan), report_dict).go()
+        with (
+            aeenc.connect(**world.addresses, timeout_s=60) as client,
+            Journal.open(tmp_path / "loop.json", plan) as journal,
+        ):
+            return Loop(client, plan, journal, report_dict).go()
 
     async def serves() -> tuple[str, str]:
         found = await world.index.retrieve(CORPUS, [VALIDATION[0].text], k=3)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +47,23 @@ def json_file(path: Path | str) -> object:
     """Reads a file that is one JSON value, with the line at which it ends to be JSON. Raises as `json_lines` does."""
     content = "".join(line for _, line in text_lines(path))
     return parsed(str(path), content, lambda error: f":{error.lineno}")
+
+
+def digest(value: object) -> str:
+    """Hashes values that JSON has a form for, and dataclasses of them by those fields that differ from their defaults.
+
+    So the hash stays the same in a later release, which may have further fields.
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> object:
+    if not is_dataclass(value):
+        return dict(value) if isinstance(value, Mapping) else str(value)
+    usual = {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(value)
+    }
+    return {name: chosen for name, default in usual.items() if (chosen := getattr(value, name)) != default}
 
 
 def records(path: Path, lines: Iterable[str], **dialect: Any) -> Iterator[tuple[str, list[str]]]:

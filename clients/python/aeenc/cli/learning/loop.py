@@ -96,8 +96,11 @@ def loop(
         accessible={text: one for text, one in accessible_of(dataset, split).items() if text in measured},
     )
     out = output_of(context)
-    opened = Journal.open(journal or home() / "loops" / f"{corpus}.json", plan)
-    with out.on_interrupt("the same command goes on where this one was"), client(context) as connected:
+    with (
+        Journal.open(journal or home() / "loops" / f"{corpus}.json", plan) as opened,
+        out.on_interrupt("the same command goes on where this one was"),
+        client(context) as connected,
+    ):
         looping = Loop(connected, plan, opened, report_dict, out.note)
         done = looping.go()
     best = looping.best
