@@ -21,7 +21,6 @@ from services.kit.limits import FIELD_BYTES
 
 E = TypeVar("E", bound=int)
 T = TypeVar("T")
-P = TypeVar("P")
 M = TypeVar("M", bound=Message)
 PAGE = 100
 READ = 64  # items of a page that are read at once, of a READth of an answer's bytes
@@ -108,21 +107,30 @@ def to_duration(seconds: float) -> Duration:
     return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
+def position_of(page_token: str) -> int:
+    """Returns the number in a page token, 0 for an empty one. Raises InvalidArgument for a malformed one."""
+    if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
+        raise _malformed_token()
+    return int(page_token or 0)
+
+
 async def page_within(
     limit_bytes: int,
     most: int,
-    page_size: int,
-    behind: P,
-    read: Callable[[int, P], Awaitable[tuple[Sequence[T], P]]],
+    request: Any,
+    read: Callable[[int, Any], Awaitable[tuple[Sequence[T], Any]]],
     convert: Callable[[T], M],
-) -> tuple[list[M], P]:
-    """Returns a page of messages that one answer holds, and the place behind it. One item is never too large.
+    place_of: Callable[[str], Any] = position_of,
+) -> tuple[list[M], str]:
+    """Returns the page of messages that a request wants, as one answer holds, and the next token ("": it was the last).
 
-    `read` returns at most so many items behind a place, and the place behind them, which is falsy at the end. It is
-    asked for few at once, by their sizes, so that the memory holds little beside the page. Size 0: PAGE.
+    One item is never too large. `read` returns at most so many items behind a place, that of a token by `place_of`, and
+    the place behind them, which is falsy at the end. It is asked for few at once, by their sizes, so that the memory
+    holds little beside the page. A request without a size gets PAGE items.
     """
     page: list[M] = []
-    left, count, room = min(page_size or PAGE, most), 1, limit_bytes - ENVELOPE_BYTES
+    behind, left = place_of(request.page_token), min(request.page_size or PAGE, most)
+    count, room = 1, limit_bytes - ENVELOPE_BYTES
     while left:
         begin = behind
         found, behind = await read(count, begin)
@@ -130,24 +138,19 @@ async def page_within(
         messages = [convert(item) for item in found]
         sizes = [message.ByteSize() + FIELD_BYTES for message in messages]
         fitting = sum(size <= room for size in accumulate(sizes))
-        if fitting < len(found) and page and not fitting:
-            return page, begin
+        if found and not fitting and page:
+            behind = begin
+            break
         if fitting < len(found):
             found, behind = await read(fitting or 1, begin)
-            return [*page, *map(convert, found)], behind
+            page += map(convert, found)
+            break
         page += messages
         room -= sum(sizes)
         if not behind:
             break
         count = min(2 * count, READ, left, max(1, limit_bytes // READ // max(sizes, default=1)))
-    return page, behind
-
-
-def position_of(page_token: str) -> int:
-    """Returns the number in a page token, 0 for an empty one. Raises InvalidArgument for a malformed one."""
-    if page_token and not (page_token.isascii() and page_token.isdigit() and len(page_token) < 19):
-        raise _malformed_token()
-    return int(page_token or 0)
+    return page, str(behind or "")
 
 
 def page_newest_first(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message
+from typing import Any
 
 from aeenc.v1 import people_pb2, people_pb2_grpc, sampler_pb2, sampler_pb2_grpc
 from aeenc.values import Answer, TaskEvent
-from services.kit.convert import decode_enum, page_within, position_of, to_timestamp
+from services.kit.convert import decode_enum, page_within, to_timestamp
 from services.kit.credentials.gate import caller, person_name
 from services.kit.credentials.roles import Role
 from services.kit.limits import AnswerRoom, Limits
@@ -23,25 +21,7 @@ from services.sampler.people.overview import Asked, Overview
 from services.sampler.people.queue import TaskQueue, Wanted
 from services.sampler.people.tasks import moment_of
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 MAX_PAGE = 500  # of people's tasks and changes
-
-
-async def _page(
-    limit_bytes: int,
-    most: int,
-    request: Any,
-    read: Callable[[int, int], Awaitable[tuple[Sequence[T], int]]],
-    to_message: Callable[[T], Message],
-    response: Callable[..., R],
-    field: str,
-) -> R:
-    """The answer to a request for a page: what is read behind the place in its token."""
-    place = position_of(request.page_token)
-    items, behind = await page_within(limit_bytes, most, request.page_size, place, read, to_message)
-    return response(**{field: items}, next_page_token=str(behind or ""))
 
 
 class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
@@ -49,7 +29,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
 
     def __init__(self, sampling: Sampling, server: GrpcServer) -> None:
         self._sampling, self._server = sampling, server
-        self._page = partial(_page, sampling.limits.message_bytes, sampling.limits.items)
+        self._page = partial(page_within, sampling.limits.message_bytes, sampling.limits.items)
 
     async def StartRun(
         self, request_iterator: AsyncIterator[sampler_pb2.StartRunRequest], context: Any
@@ -61,7 +41,8 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.runs.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
-        return await self._page(request, self._sampling.runs.page, convert.to_run, sampler_pb2.ListRunsResponse, "runs")
+        runs, token = await self._page(request, self._sampling.runs.page, convert.to_run)
+        return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
@@ -78,10 +59,10 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.ResumeRunResponse(run=convert.to_run(run))
 
     async def ListPairs(self, request: sampler_pb2.ListPairsRequest, context: Any) -> sampler_pb2.ListPairsResponse:
-        read = partial(
-            self._sampling.pairs, request.run_id, sign=decode_enum(convert.SIGNS, request.sign, "sign", None)
-        )
-        return await self._page(request, read, convert.to_pair, sampler_pb2.ListPairsResponse, "pairs")
+        sign = decode_enum(convert.SIGNS, request.sign, "sign", None)
+        read = partial(self._sampling.pairs, request.run_id, sign=sign)
+        pairs, token = await self._page(request, read, convert.to_pair)
+        return sampler_pb2.ListPairsResponse(pairs=pairs, next_page_token=token)
 
     async def ImportPairs(
         self, request: sampler_pb2.ImportPairsRequest, context: Any
@@ -116,7 +97,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
     def __init__(self, queue: TaskQueue, overview: Overview, limits: Limits) -> None:
         self._queue, self._overview = queue, overview
         self._limit_bytes = limits.message_bytes
-        self._page = partial(_page, limits.message_bytes, MAX_PAGE)
+        self._page = partial(page_within, limits.message_bytes, MAX_PAGE)
 
     async def LeaseTask(self, request: people_pb2.LeaseTaskRequest, context: Any) -> people_pb2.LeaseTaskResponse:
         wanted = Wanted(request.run_id, request.queue, request.hypothesis_id, request.task_id)
@@ -184,7 +165,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
 
     async def ListChanges(self, request: people_pb2.ListChangesRequest, context: Any) -> people_pb2.ListChangesResponse:
         read = partial(self._overview.changes, request.run_id, request.task_id)
-        return await self._page(request, read, TaskEvent.to_message, people_pb2.ListChangesResponse, "changes")
+        changes, token = await self._page(request, read, TaskEvent.to_message)
+        return people_pb2.ListChangesResponse(changes=changes, next_page_token=token)
 
     async def GetTree(self, request: people_pb2.GetTreeRequest, context: Any) -> people_pb2.GetTreeResponse:
         tree = await self._overview.tree(request.run_id, request.hypothesis_id)
@@ -221,7 +203,8 @@ class PeopleServicer(people_pb2_grpc.PeopleServiceServicer):
             record, root = asked
             return convert.to_judged_task(record, mine if request.answered_by else record.hidden_from(viewer), root)
 
-        return await self._page(request, read, to_message, people_pb2.ListTasksResponse, "tasks")
+        tasks, token = await self._page(request, read, to_message)
+        return people_pb2.ListTasksResponse(tasks=tasks, next_page_token=token)
 
     async def WatchTasks(
         self, request: people_pb2.WatchTasksRequest, context: Any

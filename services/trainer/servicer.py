@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from services.kit.convert import page_within, position_of, to_timestamp
+from services.kit.convert import page_within, to_timestamp
 from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
@@ -47,10 +47,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.store.get(request.job_id)))
 
     async def ListJobs(self, request: trainer_pb2.ListJobsRequest, context: Any) -> trainer_pb2.ListJobsResponse:
-        jobs, position = await self._page(
-            request.page_size, position_of(request.page_token), self._jobs.store.page, convert.to_job
-        )
-        return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=str(position or ""))
+        jobs, token = await self._page(request, self._jobs.store.page, convert.to_job)
+        return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
 
     async def WatchJob(
         self, request: trainer_pb2.WatchJobRequest, context: Any
@@ -78,10 +76,10 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.ListCheckpointsResponse:
         tandems = {tandem.version: tandem for tandem in await self._tandems.all(readable=True)}
         page, token = await self._page(
-            request.page_size,
-            request.page_token,
+            request,
             await self._checkpoints.pages(),
             lambda found: convert.to_checkpoint(found[0], found[1], tandems.get(found[0].version)),
+            place_of=str,
         )
         return trainer_pb2.ListCheckpointsResponse(checkpoints=page, next_page_token=token)
 

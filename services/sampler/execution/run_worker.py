@@ -395,9 +395,8 @@ class RunWorker:
             self._pending[one.tree.index] = one.tree.pending()
             self._progressed.set()
 
-    async def _store_nodes(self, commits: Sequence[NodeCommit]) -> Sequence[Any]:
-        await self._write(lambda: self._nodes.commit(self._run, self._lease.owner, commits))
-        return commits
+    async def _store_nodes(self, commits: Sequence[NodeCommit]) -> list[Written]:
+        return await self._write(lambda: self._nodes.commit(self._run, self._lease.owner, commits))
 
     async def _advance(self) -> bool:
         """Opens the next level of each tree whose level is judged, and closes the trees that have none.
@@ -418,14 +417,14 @@ class RunWorker:
                         del self._open_trees[tree.index], self._pending[tree.index]
         return len(self._open_trees) < before
 
-    async def _write(self, write: Callable[[], Awaitable[list[Written]]]) -> None:
+    async def _write(self, write: Callable[[], Awaitable[list[Written]]]) -> list[Written]:
         """Writes until all is stored. An attempt whose answer got lost does not store anything twice."""
         while True:
             written = await self._patiently(write)
             if "STOPPED" in written:
                 raise RunStopped
             if "LOST" not in written:
-                return
+                return written
             await self._make_sure(lost=True)
 
     async def _make_sure(self, *, lost: bool = False) -> None:

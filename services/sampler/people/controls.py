@@ -9,6 +9,7 @@ One JSON object a line: `{"query": "…", "explains": ["…"], "refuses": ["…"
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -108,9 +109,8 @@ class ControlItems:
         settings = self._queues[queue]
         if not settings.qualify or annotator in settings.qualified:
             return None
-        noted = await self._tasks.qualification(run.id, queue, annotator)
-        passed = noted == "PASSED"
-        if not noted:
+        passed = await self._tasks.qualification(run.id, queue, annotator)
+        if passed is None:
             ids = await self._tasks.answered_by(run.id, annotator, controls=True)
             found, _ = await self._tasks.read_many(run.id, ids)
             counted = [right_and_judged(one, given.own_verdicts) for one in found for given in one.answers]
@@ -169,15 +169,14 @@ def _like_ids(model: Task, query: str, text: str, taken: Collection[str]) -> str
     taken = {*taken, *(candidate.id for candidate in model.candidates)}
     form = model.candidates[int(draw(query, text) * len(model.candidates))].id
     letters = "abcdef" if _HEX.fullmatch(form) else ""
-    attempt = 0
-    while True:
+    for attempt in itertools.count():
         made = "" if attempt < ATTEMPTS else str(attempt)  # a form with too few digits gets more
         for place, char in reversed(list(enumerate(form))):
             choice = "0123456789" if char in "0123456789" else letters if char in letters else char
             made = choice[int(draw(query, text, attempt, place) * len(choice))] + made
         if made not in taken:
-            return made
-        attempt += 1
+            break
+    return made
 
 
 def _like_scores(model: Task, query: str, count: int) -> list[float]:

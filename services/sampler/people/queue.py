@@ -180,9 +180,7 @@ class TaskQueue:
                 return taken_back
         return ""
 
-    async def amend(
-        self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool = True
-    ) -> str:
+    async def amend(self, answer_id: str, sent: SentAnswer, annotator: str, request_id: str, *, others: bool) -> str:
         """Replaces single verdicts of an answer or adds to it, and so do the pairs that the run has made of it.
 
         The run's worker then lets the tree grow below what is accepted now.
@@ -216,12 +214,12 @@ class TaskQueue:
         run_id: str,
         task_id: str,
         who: str,
-        reason: str = "",
-        request_id: str = "",
-        overlap: int = 0,
+        reason: str,
+        request_id: str,
+        overlap: int,
         *,
-        settle: bool = False,
-        others: bool = True,
+        settle: bool,
+        others: bool,
     ) -> TaskRecord:
         """Lets the answers that there are, or `overlap` of them, decide a task. Gives the task.
 

@@ -20,7 +20,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -110,7 +110,7 @@ class TaskStore:
         for task_id in task_ids:
             pipe.hgetall(self._keys.task(run_id, task_id))
         (seconds, microseconds), *rows = await pipe.execute()
-        found = [_record(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
+        found = [records.from_row(run_id, task_id, row) for task_id, row in zip(task_ids, rows, strict=True) if row]
         return found, seconds + microseconds / 1e6
 
     async def write(
@@ -306,13 +306,13 @@ class TaskStore:
         answers, elapsed_ms = await self._redis.hmget(self._keys.pace(queue), "answers", "elapsed_ms")
         return int(elapsed_ms) / int(answers) / 1000 if answers else 0.0
 
-    async def qualification(self, run_id: str, queue: str, annotator: str) -> Literal["", "PASSED", "FAILED"]:
-        """Whether a person has passed the queue's qualification round, or failed that of the run; empty: neither."""
+    async def qualification(self, run_id: str, queue: str, annotator: str) -> bool | None:
+        """Whether a person has passed the queue's qualification round, or failed that of the run; None: neither."""
         pipe = self._redis.pipeline(transaction=False)
         pipe.sismember(self._keys.qualified(queue), annotator)
         pipe.sismember(self._keys.failed(run_id), annotator)
         passed, failed = await pipe.execute()
-        return "PASSED" if passed else "FAILED" if failed else ""
+        return bool(passed) if passed or failed else None
 
     async def qualify(self, run_id: str, queue: str, annotator: str, *, passed: bool) -> None:
         """Notes that a person has passed the queue's qualification round, or failed that of a run that still exists."""
@@ -353,13 +353,6 @@ class TaskStore:
                 break
         work = (keys.waiting, keys.leases, keys.decided, keys.growing, keys.counts, keys.answers_hour)
         yield [part(run_id) for part in (keys.tasks, *work, keys.verdicts, keys.task_events, keys.asking, keys.failed)]
-
-
-def _record(run_id: str, task_id: str, row: dict[str, str]) -> TaskRecord:
-    with damage_is_data_loss(f"task {task_id} of run {run_id}", RESTORE):
-        check_format(row, records.FORMAT_VERSION, f"task {task_id} of run {run_id}")
-        task = records.task_from_json(row["task"])
-        return records.from_json(task, row["record"], int(row["place"]), int(row["revision"]))
 
 
 def _event(entry_id: str, values: dict[str, str]) -> TaskEvent:

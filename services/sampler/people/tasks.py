@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, Remark, TaskEvent, TaskState, Verdict
 from services.sampler.acs.algorithm import ADDED, JUDGEMENTS, AcceptedPremise, accepted, explains
 from services.sampler.oracles.answers import UNSEEN
-from services.store.formats import check_format, unknown_fields
+from services.store.formats import RESTORE, check_format, damage_is_data_loss, unknown_fields
 from services.store.life_cycles import digest
 
 FORMAT_VERSION = 1
@@ -230,25 +230,22 @@ _ELSEWHERE = {"run_id", "task", "place", "revision", "further"}
 _RECORD, _TASK, EVENT = TypeAdapter(TaskRecord), TypeAdapter(Task), TypeAdapter(TaskEvent)
 
 
-def from_json(task: Task, text: str, place: int, revision: int) -> TaskRecord:
-    """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat."""
-    stored: dict[str, Any] = json.loads(text)
-    check_format(stored, FORMAT_VERSION, f"task {task.task_id} of run {task.run_id}")
-    further = unknown_fields(TaskRecord, stored)
-    kept = {"run_id": task.run_id, "task": task, "place": place, "revision": revision, "further": further}
-    return _RECORD.validate_python({**stored, **kept})
+def from_row(run_id: str, task_id: str, row: Mapping[str, str]) -> TaskRecord:
+    """Reads what is stored of a task, here or by a later minor release. Raises NewerFormat, DataLoss for damage."""
+    what = f"task {task_id} of run {run_id}"
+    with damage_is_data_loss(what, RESTORE):
+        asked, stored = json.loads(row["task"]), json.loads(row["record"])
+        for one in (row, asked, stored):
+            check_format(one, FORMAT_VERSION, what)
+        kept = {"place": int(row["place"]), "revision": int(row["revision"])}
+        further = unknown_fields(TaskRecord, stored)
+        task = _TASK.validate_python(asked)
+        return _RECORD.validate_python({**stored, **kept, "run_id": run_id, "task": task, "further": further})
 
 
 def task_json(task: Task) -> str:
     """The part of a task that never changes, as stored."""
     return json.dumps({"format_version": FORMAT_VERSION, **_TASK.dump_python(task, mode="json")})
-
-
-def task_from_json(text: str) -> Task:
-    """Reads what `task_json` wrote here or in a later minor release. Raises NewerFormat."""
-    stored: dict[str, Any] = json.loads(text)
-    check_format(stored, FORMAT_VERSION, f"task {stored.get('task_id')} of run {stored.get('run_id')}")
-    return _TASK.validate_python(stored)
 
 
 def decided(record: TaskRecord) -> tuple[AcceptedPremise, ...]:

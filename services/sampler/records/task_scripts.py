@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.sampler.records.run_store import ADD_PAIRS
+from services.store.requests import NOTE
 
 _SHARED = """
 local function append(key, ...)
@@ -11,7 +12,7 @@ local function append(key, ...)
   redis.call('XADD', key, string.format('%d-0', number), 'format_version', 1, ...)
 end
 -- an event of a run's queue, and of all, of which so many are kept
-local function note(of_run, of_all, kept, event, run, task, annotator, at)
+local function tell(of_run, of_all, kept, event, run, task, annotator, at)
   for _, key in ipairs({of_run, of_all}) do
     append(key, 'event', event, 'run', run, 'task', task, 'annotator', annotator, 'at', at)
   end
@@ -43,7 +44,7 @@ local number = redis.call('RPUSH', KEYS[3], ARGV[1])
 redis.call('HSET', KEYS[1], 'format_version', 1, 'task', ARGV[3], 'record', ARGV[4], 'revision', 0, 'place', number)
 if ARGV[6] ~= '' then redis.call('ZADD', KEYS[4], number, ARGV[1]) end
 count(KEYS[8], KEYS[1], ARGV[6])
-note(KEYS[5], KEYS[2], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
+tell(KEYS[5], KEYS[2], ARGV[7], 'QUEUED', ARGV[2], ARGV[1], '', ARGV[5])
 return 1
 """
 )
@@ -53,6 +54,7 @@ return 1
 # ARGV: revision, record, plan (JSON, see `TaskStore.write`)
 WRITE = (
     ADD_PAIRS
+    + NOTE
     + _SHARED
     + """
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[1] then return 0 end
@@ -72,7 +74,7 @@ for _, lease in ipairs(plan.leases) do place(KEYS[8], lease[2], lease[1]) end
 place(KEYS[9], plan.decided, plan.task)
 for _, entry in ipairs(plan.log) do append(KEYS[10], 'task', plan.task, 'entry', entry) end
 for _, event in ipairs(plan.events) do
-  note(KEYS[11], KEYS[2], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
+  tell(KEYS[11], KEYS[2], plan.events_kept, event[1], plan.run, plan.task, event[2], plan.at)
 end
 if plan.elapsed_ms ~= '' then
   redis.call('HINCRBY', KEYS[3], 'answers', 1)
@@ -88,10 +90,7 @@ if plan.person ~= '' then
   end
 end
 if plan.corrects then redis.call('HSET', KEYS[13], plan.task, ARGV[1] + 1) end
-if plan.request ~= '' then
-  redis.call('HSET', KEYS[4], 'content', plan.request, 'made', plan.made)
-  redis.call('EXPIRE', KEYS[4], plan.request_ttl_s)
-end
+note(KEYS[4], plan.request, plan.request_ttl_s, 'made', plan.made)
 return 1
 """
 )

@@ -14,7 +14,7 @@ from aeenc import errors, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
 from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, Tree, explains
 from services.sampler.people import steps
-from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections, from_json
+from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections, from_row, task_json
 from support.worlds.people_world import sent, verdict
 from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
 
@@ -147,7 +147,8 @@ async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_r
 
 def test_an_addition_is_read_as_it_was_written():
     record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", FOUND)
-    read = from_json(TASK, record.to_json(), 0, 0)
+    row = {"format_version": "1", "task": task_json(TASK), "record": record.to_json(), "place": "0", "revision": "0"}
+    read = from_row("run", TASK.task_id, row)
     assert (read.answers, read.decision) == (record.answers, record.decision)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import aeenc
 from aeenc import errors
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Task
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer
 from aeenc.v1 import people_pb2, types_pb2
 from services.sampler.people import gateway, overview, steps, tasks
 from services.sampler.people.queue import TaskQueue
@@ -193,12 +193,12 @@ async def test_what_redis_names_as_due_is_over_by_its_record(world: SamplerWorld
 
 
 async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):
-    read, from_json = list[str](), tasks.from_json
+    read, from_row = list[str](), tasks.from_row
     due, looks = TaskStore.due, list[str]()
 
-    def noted(task: Task, *stored: Any) -> tasks.TaskRecord:
-        read.append(task.query)
-        return from_json(task, *stored)
+    def noted(run_id: str, task_id: str, row: dict[str, str]) -> tasks.TaskRecord:
+        read.append(task_id)
+        return from_row(run_id, task_id, row)
 
     async def counted(store: TaskStore, run_id: str, *limits: float) -> Any:
         looks.append(run_id)
@@ -213,7 +213,7 @@ async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld,
     async with at_work(world, 2, overlap=2) as (people, _, _):
         await people.submit(await take(people, "ann"), [])
         await some_looks()  # they have seen the answer
-        monkeypatch.setattr(tasks, "from_json", noted)
+        monkeypatch.setattr(tasks, "from_row", noted)
         await some_looks()
         assert read == []
 

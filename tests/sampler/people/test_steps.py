@@ -7,7 +7,7 @@ import pytest
 from aeenc import errors, values
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Candidate, Task, Verdict
 from services.sampler.people import steps
-from services.sampler.people.tasks import TaskRecord, corrections, decide, from_json, task_from_json, task_json
+from services.sampler.people.tasks import TaskRecord, corrections, decide, from_row, task_json
 from support.worlds.people_world import sent
 
 E, L, R, A, U = (EXPLAINS, False), (EXPLAINS, True), (REFUSES, False), (ABSTAINS, False), (UNSEEN, False)
@@ -325,6 +325,5 @@ def test_a_control_item_is_never_decided():
 def test_a_record_is_read_as_it_was_written():
     record = answered(answered(new(overlap=2), "ann", [("p1", Verdict(EXPLAINS, grade=0.5))]), "bob")
     record = steps.adjudicate(record, decided([("p1", NO)], "judge"), 3.0).record
-    task = task_from_json(task_json(TASK))
-    assert task == TASK
-    assert from_json(task, record.to_json(), record.place, record.revision) == record
+    row = {"format_version": "1", "task": task_json(TASK), "record": record.to_json(), "place": "0", "revision": "0"}
+    assert from_row(record.run_id, TASK.task_id, row) == record
