@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,18 @@ from services.corpus.generation import PremiseRecord, Premises
 from services.index.building import index_process
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import approximate
-from services.index.dense.approximate import ApproximateIndex, IndexPlan, IvfProposer, read_proposer
+from services.index.dense.approximate import (
+    INDEX_FILE,
+    ApproximateIndex,
+    IndexPlan,
+    IvfProposer,
+    open_index,
+    read_proposer,
+)
 from services.index.dense.batcher import SearchBatcher
 from services.index.dense.exact import FlatIndex
 from services.index.values import ALL, EngineOptions, SearchParams, Selection
+from services.store.files import sha256_of
 
 ROWS, DIM = 4000, 32
 EXACT = SearchParams(exact=True)
@@ -85,6 +94,18 @@ def test_the_least_effort_that_reaches_the_recall_is_found_and_kept(index: Appro
     assert all(one.exact for one in truth)
     less = SearchParams(nprobe=1) if index.plan.lists else SearchParams(ef_search=1)
     assert index_process.recall_of(index.nearest(QUERIES, 10, params=less), truth) < plan.recall_at_10
+
+
+def test_a_generation_of_a_later_minor_release_is_searched_by_the_plan_in_its_manifest(
+    built: tuple[Path, ApproximateIndex],
+) -> None:
+    path, index = built
+    meta = {"engine": index.plan.engine, "largest_norm": 1.001, "index": {**asdict(index.plan), "further": 1}}
+    files = {INDEX_FILE: SimpleNamespace(sha256=sha256_of(path / INDEX_FILE))}
+    artifact = SimpleNamespace(path=path, meta=meta, files=files, file=lambda name: path / name)
+    opened = open_index(SimpleNamespace(artifact=artifact, vectors=index.vectors))  # type: ignore[arg-type]
+    assert isinstance(opened, ApproximateIndex)
+    assert opened.plan == index.plan
 
 
 def test_scores_and_their_order_are_those_of_an_exact_search(index: ApproximateIndex) -> None:

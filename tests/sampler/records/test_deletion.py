@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -207,6 +208,12 @@ async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_
                 await client.collect_garbage(request_id="g1")
             assert [one.id for one in await client.collect_garbage(request_id="g2")] == [runs[0].id, runs[1].id]
             assert await kept(client) == sorted([runs[2].id, runs[3].id])
+            answer = Requests(redis, keys.namespace).key(Request("g2", "", {}))
+            rows = [
+                {**row, "further": "of a later minor release"}
+                for row in json.loads(await redis.hget(answer, "garbage"))
+            ]
+            await redis.hset(answer, "garbage", json.dumps(rows))
             assert [one.id for one in await client.collect_garbage(request_id="g2")] == [runs[0].id, runs[1].id]
     async with world.sampler(runs_kept=1) as client:
 
