@@ -63,7 +63,7 @@ def main() -> None:
 async def measure(rows: Rows, uri: str, store: ArtifactStore, size: int) -> None:
     """One corpus of `size` premises."""
     link = MilvusLink(uri, timeout_s=60.0)
-    collections = Collections(store, link, "bench", refresh_s=60.0, lease_s=60.0, patience_s=PATIENCE_S)
+    collections = Collections(store, link, "bench", lease_s=60.0, patience_s=PATIENCE_S)
     generation, queries = written(store, size), clustered(64, seed=4)
     index = RemoteIndex(FlatIndex(generation.vectors, largest_norm=1.0), collections.of(generation))
     started, spent = time.perf_counter(), time.process_time()

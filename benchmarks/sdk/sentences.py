@@ -65,16 +65,16 @@ def to_sentence_transformers_and_back(
         least = (_least_cosine(theirs[0], ours), _least_cosine(theirs[1], opened.float32()))
         for side, cosine in zip(("queries", "premises"), least, strict=True):
             rows.at_least(f"sentence-transformers: least cosine of {side} with ours", cosine, "", COSINE)
-        found = evaluate(queries, *theirs, opened.ordinal_by_text).strict.map
-        wanted = evaluate(queries, ours, opened.float32(), opened.ordinal_by_text).strict.map
+        found = evaluate(queries, *theirs, opened.premises.ordinal_by_text).strict.map
+        wanted = evaluate(queries, ours, opened.float32(), opened.premises.ordinal_by_text).strict.map
         _equal_maps(rows, f"sentence-transformers: MAP of {split} less ours", found, wanted)
         alone = encoded(client, premises, version=version)  # a base model encodes both sides
-        wanted = evaluate(queries, ours, alone, opened.ordinal_by_text).strict.map
+        wanted = evaluate(queries, ours, alone, opened.premises.ordinal_by_text).strict.map
         with _based_on(base, Path(scratch) / "home") as other:
             again = encoded(other, asked), encoded(other, premises)
             cosine = _least_cosine(_by_library(base, premises[:TEXTS], premises[:1])[0], again[1][:TEXTS])
             rows.at_least("sentence-transformers' directory as base model: least cosine", cosine, "", COSINE)
-            found = evaluate(queries, *again, opened.ordinal_by_text).strict.map
+            found = evaluate(queries, *again, opened.premises.ordinal_by_text).strict.map
             _equal_maps(rows, f"the same: MAP of {split} less that of the encoder that was exported", found, wanted)
             _trained(rows, other)
 

@@ -167,7 +167,8 @@ class Ordinals(Mapping[str, int]):
 class Premises(Sequence[PremiseRecord]):
     """All premises of a generation by ordinal, each decoded on access. Immutable, shared by threads.
 
-    Raises DataLoss with the name of the file for a line that is not a premise.
+    `ordinal_by_id` has ids and aliases, `ordinal_by_text` the texts, which are distinct. Raises DataLoss with the name
+    of the file for a line that is not a premise.
     """
 
     def __init__(self, lines: bytes | mmap.mmap, tables: Tables, path: Path = Path(PREMISES)) -> None:
@@ -302,16 +303,6 @@ class Generation:
         return self.artifact.id
 
     @property
-    def ordinal_by_id(self) -> Mapping[str, int]:
-        """Ordinal of each id and alias."""
-        return self.premises.ordinal_by_id
-
-    @property
-    def ordinal_by_text(self) -> Mapping[str, int]:
-        """Ordinal of each text; texts are distinct."""
-        return self.premises.ordinal_by_text
-
-    @property
     def is_folded(self) -> bool:
         """Whether premises that say the same are one."""
         return bool(self.artifact.meta.get("sameness", "EXACT") != "EXACT")
@@ -328,7 +319,7 @@ class Generation:
 
     def stored(self, text: str) -> str:
         """Returns the text that stands for one: its own or, in a folded generation, the first that says the same."""
-        is_own = not self.is_folded or text in self.ordinal_by_text
+        is_own = not self.is_folded or text in self.premises.ordinal_by_text
         ordinal = None if is_own else self._ordinal_by_key.get(same_key(text))
         return text if ordinal is None else self.premises[ordinal].text
 

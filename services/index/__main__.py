@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aeenc.encoder import EncoderClient
 from aeenc.errors import InvalidArgument
@@ -13,7 +13,6 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2_grpc
 from services.index.building.builder import Builder
 from services.index.catalogue.catalogue import Catalogue
-from services.index.catalogue.following import Follower
 from services.index.catalogue.replicas import Replicas
 from services.index.catalogue.served import OpenGenerations
 from services.index.dense.approximate import open_index
@@ -24,6 +23,7 @@ from services.index.ranking.encoding import QueryEncoder, Reranker
 from services.index.ranking.stages import Retrieval, Stages
 from services.index.servicer import IndexAdminServicer, IndexServicer
 from services.index.settings import IndexSettings
+from services.kit.concurrency import cancel_all, every
 from services.kit.readiness import Readiness
 from services.kit.server import GrpcServer
 from services.kit.workers import run_workers
@@ -93,25 +93,36 @@ def build(settings: IndexSettings) -> GrpcServer:
         ),
         on_change=health.source("corpora"),
     )
-    follower = Follower(catalogue.follow, catalogue.report, settings.look_s, health.source("store"))
     reranker = Reranker(EncoderClient(channel), timeout_s=settings.encode_timeout_s, max_queued=settings.max_queued)
     stages = Stages(batcher.search, executor.each, encoder.encode, reranker.rerank, asyncio.to_thread)
     retrieval = Retrieval(catalogue, stages, limits)
     builder = Builder(store, catalogue, channel, limits, settings.builds)
+    tell_of_store, loops = health.source("store"), list[asyncio.Task[None]]()
+
+    def repeat(*what: Any, **how: Any) -> None:
+        loops.append(asyncio.create_task(every(*what, **how)))
+
+    async def follow() -> None:
+        await catalogue.follow()
+        tell_of_store("")
+
+    def tell(why: str) -> None:
+        tell_of_store(f"the store cannot be followed ({why}); what is open keeps serving")
 
     async def load() -> None:
         server.readiness.starting("opening the active generations")
         batcher.start()
-        follower.beat()
+        repeat(settings.look_s, catalogue.report, "the others are not told that this replica lives")
         await catalogue.load()
         await builder.sweep()
-        follower.start()
+        repeat(settings.look_s, follow, "a look at the store has failed", tell=tell)
         if milvus:
-            milvus.start()
+            look = partial(asyncio.to_thread, milvus.look)
+            repeat(settings.milvus_refresh_s, look, "collections in Milvus cannot be looked at")
         health.open()
 
     async def close() -> None:
-        await follower.close()
+        await cancel_all(loops)
         await asyncio.to_thread(replicas.sign_off)
         if milvus:
             await milvus.close()
@@ -147,14 +158,8 @@ def _milvus(settings: IndexSettings, store: ArtifactStore, on_state: Callable[[s
         threads=settings.milvus_threads,
         on_state=on_state,
     )
-    return Collections(
-        store,
-        link,
-        settings.milvus_prefix,
-        refresh_s=settings.milvus_refresh_s,
-        lease_s=settings.milvus_lease_s,
-        patience_s=settings.milvus_patience_s,
-    )
+    lease_s, patience_s = settings.milvus_lease_s, settings.milvus_patience_s
+    return Collections(store, link, settings.milvus_prefix, lease_s=lease_s, patience_s=patience_s)
 
 
 if __name__ == "__main__":

@@ -103,5 +103,5 @@ class LocalRetriever:
             explanations = Explanations(self._store).latest(corpus)
             if not explanations:
                 raise FailedPrecondition(f"corpus {corpus!r} has no explanations for the prior to learn from")
-            self._priors[served] = Prior.over(explanations, served.generation.ordinal_by_id)
+            self._priors[served] = Prior.over(explanations, served.generation.premises.ordinal_by_id)
         return self._priors[served]

@@ -63,8 +63,8 @@ def test_a_generation_is_read_as_it_was_written(artifact_store: ArtifactStore) -
     assert not generation.vectors.flags.writeable
     assert (generation.id, generation.corpus, generation.dim) == (written.id, "science", 4)
     assert (generation.space_id, generation.premise_version) == ("s1", "q1")
-    assert generation.ordinal_by_id == {"p1": 0, "p2": 1, "p7": 1, "p8": 1, "p3": 2}
-    assert generation.ordinal_by_text["ice is água — solid\nwater"] == 1
+    assert generation.premises.ordinal_by_id == {"p1": 0, "p2": 1, "p7": 1, "p8": 1, "p3": 2}
+    assert generation.premises.ordinal_by_text["ice is água — solid\nwater"] == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     index_generation (service) ──── one line of JSON: the request ───► python -m … (child, niced, all cores)
             ▲                                                          │ index.faiss, lexical.*
-            └──────────── one line of JSON: the plan ──────────────────┘
+            └──────────── indexed.json: the plan ──────────────────────┘
 
 It is a process of its own because it computes for minutes on all cores, and because FAISS's settings are process-wide.
 The child ends when its standard input closes. Sample, order and seed are fixed: equal vectors give equal IVF indexes on
@@ -11,15 +11,12 @@ one machine. The first half of this module runs in the service, the second in th
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +33,7 @@ from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import REMOTE_ENGINES, Engine, EngineOptions, LexicalSettings, SearchHits
 from services.kit import logs
-from services.kit.concurrency import end_with_parent, finish, run_in_thread
+from services.kit.concurrency import ChildProcess, end_with_parent, run_in_thread
 
 log = logs.get(__name__)
 MODULE = "services.index.building.index_process"
@@ -51,6 +48,8 @@ CANDIDATES = (400, 1600)
 BLOCK_ROWS = 65_536
 LINKS, EF_CONSTRUCTION = 32, 100
 NICENESS = 10
+EXIT_DISK_FULL = 4
+ANSWER = "indexed.json"
 
 
 async def index_generation(path: Path, options: EngineOptions, rows: int, largest_norm: float) -> dict[str, Any]:
@@ -70,61 +69,29 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
         "threads": options.threads,
         "lexical": asdict(options.lexical),
     }
-    started = time.monotonic()
-    starting = asyncio.create_task(asyncio.to_thread(_start, options.threads))
+    started, answer = time.monotonic(), path / ANSWER
+    own = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads leave the core
+    child = ChildProcess(sys.executable, "-m", MODULE, line=json.dumps(request), environment={**os.environ, **own})
     try:
-        process = await finish(starting)
-    except asyncio.CancelledError:
-        starting.result().kill()
-        await run_in_thread(starting.result().communicate)  # closes its pipes and waits for it
-        raise
-    answer = asyncio.ensure_future(asyncio.to_thread(_ask, process, request))
-    try:
-        plan, words = await asyncio.shield(answer)
+        status = await child.wait()
     finally:
-        process.kill()  # it has ended, or nobody wants its answer
-        await asyncio.wait([answer])
-        answer.exception()  # retrieved, so that asyncio does not log it when the build was cancelled
+        await child.end()
+    if status == EXIT_DISK_FULL:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if status:
+        died = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
+        raise errors.Unavailable(
+            f"the process that indexes {died}; build again, or with the engine flat: with the same request_id it "
+            "continues behind what was durable, without one it starts over"
+        )
+    told = json.loads(await run_in_thread(answer.read_bytes))
+    await run_in_thread(answer.unlink)  # it is no file of the generation
+    plan = IndexPlan(**told["plan"])
     elapsed_s = round(time.monotonic() - started, 1)
     log.info("indexed", premises=rows, elapsed_s=elapsed_s, **asdict(plan))
     if plan.recall_at_10 < plan.recall_wanted:
         log.warning("recall is below what is wanted", found=plan.recall_at_10, wanted=plan.recall_wanted)
-    return {"engine": engine, "index": asdict(plan), **words}
-
-
-def _start(threads: int) -> subprocess.Popen[bytes]:
-    own = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads leave the core to others
-    pipe = subprocess.PIPE  # starts by vfork, as the trainer's children do (docs/experiments/trainer.md)
-    command = [sys.executable, "-m", MODULE]
-    # unbuffered: a buffer that a dead child did not read would be written again when its pipe closes
-    return subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **own})
-
-
-def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[IndexPlan, dict[str, int]]:
-    """Sends the request and reads the answer: the plan, and what the manifest says of the words.
-
-    Standard input stays open meanwhile: it is the child's lifeline.
-    """
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdin, process.stdout, process.stderr:
-        with suppress(BrokenPipeError):  # it died early, as its status will show
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-        said = process.stderr.read().decode(errors="replace").strip()
-        answer = process.stdout.read()
-        status = process.wait()
-    if status == 0:
-        told = json.loads(answer)
-        return IndexPlan(**told["plan"]), told["words"]
-    if os.strerror(errno.ENOSPC) in said:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    died = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
-    log.warning("indexing failed", status=status, said=said)
-    raise errors.Unavailable(
-        f"the process that indexes {died}; build again, or with the engine flat: with the same request_id it "
-        "continues behind what was durable, without one it starts over"
-    )
+    return {"engine": engine, "index": asdict(plan), **told["words"]}
 
 
 def index_vectors(path: Path, engine: Engine, recall: float, largest_norm: float) -> IndexPlan:
@@ -236,9 +203,9 @@ def main() -> None:
         path = Path(request["path"])
         plan = index_vectors(path, request["engine"], request["recall"], request["largest_norm"])
         words = index_words(path, LexicalSettings(**request["lexical"]))
+        (path / ANSWER).write_text(json.dumps({"plan": asdict(plan), "words": words}))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
-        sys.exit(str(error))
-    sys.stdout.write(json.dumps({"plan": asdict(plan), "words": words}) + "\n")
+        sys.exit(EXIT_DISK_FULL if os.strerror(errno.ENOSPC) in str(error) else str(error))
 
 
 def index_words(path: Path, settings: LexicalSettings) -> dict[str, int]:

@@ -10,10 +10,9 @@ the system. A bucket has no such times.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,11 +21,8 @@ from services.corpus.active import MOVES, latest_move
 from services.corpus.generation import corpora_of, folder_of
 from services.corpus.moves import Move
 from services.index.catalogue.served import ServedGeneration
-from services.kit import logs
-from services.kit.concurrency import cancel_all, every
 from services.store.artifacts import ArtifactStore
 
-log = logs.get(__name__)
 SWEEP_S = 5.0  # between two tries to remove what readers have kept
 SETTLE_S = 2.0  # of looks at unchanged times, until they tell: two changes at once may have one time
 Stamp = tuple[int, ...]
@@ -137,40 +133,3 @@ def problem_of(corpus: str, error: Exception) -> errors.AeencError:
         f"the active generation of corpus {corpus!r} cannot be opened ({type(error).__name__}: {error}); it is tried "
         "again, or activate another generation"
     )
-
-
-class Follower:
-    """Calls `follow` and `report` of a catalogue again and again. `on_state` takes a problem, or "" for none."""
-
-    def __init__(
-        self,
-        follow: Callable[[], Awaitable[None]],
-        report: Callable[[], Awaitable[None]],
-        look_s: float,
-        on_state: Callable[[str], None],
-    ) -> None:
-        self._follow, self._report = follow, report
-        self._look_s, self._on_state = look_s, on_state
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def beat(self) -> None:
-        """Starts to tell the others that this replica lives."""
-        beating = every(self._look_s, self._report, "the others are not told that this replica lives")
-        self._tasks.append(asyncio.create_task(beating))
-
-    def start(self) -> None:
-        """Starts to follow."""
-
-        async def step() -> None:
-            await self._follow()
-            self._on_state("")
-
-        def tell(why: str) -> None:
-            self._on_state(f"the store cannot be followed ({why}); what is open keeps serving")
-
-        following = every(self._look_s, step, "a look at the store has failed", tell=tell)
-        self._tasks.append(asyncio.create_task(following))
-
-    async def close(self) -> None:
-        """Stops."""
-        await cancel_all(self._tasks)

@@ -85,7 +85,7 @@ class ServedGeneration:
         """
         if not (scope.exclude_ids or scope.splits or scope.only_ids or scope.before_id or scope.clauses):
             return ALL  # the same one for all, which is soon compared
-        ordinals = self.generation.ordinal_by_id
+        ordinals = self.generation.premises.ordinal_by_id
         excluded = (ordinals.get(premise_id) for premise_id in scope.exclude_ids)
         known = self._ordinals_of((*scope.only_ids, *([scope.before_id] if scope.before_id else [])))
         return Selection(
@@ -130,7 +130,7 @@ class ServedGeneration:
 
     def _ordinals_of(self, ids: Sequence[str]) -> dict[str, int]:
         """Looks up ids and aliases. Raises NotFound naming the first few unknown ones."""
-        ordinals = self.generation.ordinal_by_id
+        ordinals = self.generation.premises.ordinal_by_id
         known = {one: ordinal for one in ids if (ordinal := ordinals.get(one)) is not None}
         if unknown := [one for one in ids if one not in known]:
             more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
@@ -145,7 +145,7 @@ class ServedGeneration:
 
         Raises InvalidArgument for an id that the generation does not have.
         """
-        known = self.generation.ordinal_by_id
+        known = self.generation.premises.ordinal_by_id
         if unknown := [one for one in ids if one not in known]:
             raise errors.InvalidArgument.field(
                 f"accepted[{text}].premise_ids",

@@ -142,8 +142,15 @@ class LexicalIndex:
         return cls(vocabulary, served, settings)
 
     def terms(self, text: str, accepted: Sequence[str] = ()) -> Terms:
-        """The known terms of a text and of the premises accepted for it, with their weights."""
-        weighted = weighted_words(text, accepted, self.settings)
+        """The known terms of a text and of the premises accepted for it, weighted by how often each occurs.
+
+        A word in two of them is explained already and counts less; a word in one still needs an explanation.
+        """
+        counts, texts = Counter[str](), Counter[str]()
+        for words in words_of([text, *accepted], self.settings):
+            counts.update(words)
+            texts.update(set(words))
+        weighted = {word: count * (COVERED if texts[word] > 1 else 1.0) for word, count in counts.items()}
         known = sorted(
             (term, weight) for word, weight in weighted.items() if (term := self.vocabulary.get(word)) is not None
         )
@@ -235,20 +242,6 @@ def _blocks(texts: Iterable[str], settings: LexicalSettings) -> list[WordCounts]
     while block := list(islice(left, BLOCK_TEXTS)):
         found.append(WordCounts.of(block, settings))
     return found
-
-
-def weighted_words(
-    text: str, accepted: Sequence[str] = (), settings: LexicalSettings = STANDARD_WORDS
-) -> dict[str, float]:
-    """The words of a text and of the premises accepted for it, weighted by how often each occurs.
-
-    A word in two of them is explained already and counts less; a word in one still needs an explanation.
-    """
-    counts, texts = Counter[str](), Counter[str]()
-    for words in words_of([text, *accepted], settings):
-        counts.update(words)
-        texts.update(set(words))
-    return {word: count * (COVERED if texts[word] > 1 else 1.0) for word, count in counts.items()}
 
 
 def best(scores: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None) -> SearchHits:

@@ -16,13 +16,11 @@ processes of other hosts may still be at a search. Any process drops it; that tw
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -37,7 +35,6 @@ from services.corpus.generation import VECTORS, Clause, Generation, PremiseRecor
 from services.index.milvus.link import RETRY_AFTER_S, MilvusLink, MilvusNotFound, MilvusNotLoaded
 from services.index.values import Selection
 from services.kit import logs
-from services.kit.concurrency import cancel_all, every
 from services.store.artifacts import ArtifactStore
 from services.store.files import try_lock
 
@@ -289,27 +286,16 @@ def _key_of(name: str) -> str:
 
 
 class Collections:
-    """The collections of one store's generations. Their names start with `prefix`.
-
-    Every `refresh_s` it looks whether Milvus answers, which the link reports.
-    """
+    """The collections of one store's generations. Their names start with `prefix`."""
 
     def __init__(
-        self,
-        store: ArtifactStore,
-        link: MilvusLink,
-        prefix: str,
-        *,
-        refresh_s: float,
-        lease_s: float,
-        patience_s: float,
+        self, store: ArtifactStore, link: MilvusLink, prefix: str, *, lease_s: float, patience_s: float
     ) -> None:
         self._store, self._link, self._prefix = store, link, prefix
-        self._refresh_s, self._lease_s, self._patience_s = refresh_s, lease_s, patience_s
+        self._lease_s, self._patience_s = lease_s, patience_s
         self._gone_since: dict[str, float] = {}  # by document
         self._opened = deque[ref[GenerationCollection]]()  # since the last look
         self._sweep_at = 0.0
-        self._task: asyncio.Task[None] | None = None
 
     def of(self, generation: Generation) -> GenerationCollection:
         """Opens the collection of a generation, which asks nothing of Milvus yet."""
@@ -323,18 +309,15 @@ class Collections:
         self._opened.append(ref(opened))
         return opened
 
-    def start(self) -> None:
-        """Starts to look."""
-        look, trouble = partial(asyncio.to_thread, self.look), "collections in Milvus cannot be looked at"
-        self._task = asyncio.create_task(every(self._refresh_s, look, trouble))
-
     async def close(self) -> None:
-        """Stops, and closes the link."""
-        await cancel_all([self._task] if self._task else [])
+        """Closes the link."""
         await self._link.close()
 
     def look(self) -> None:
-        """Asks whether Milvus answers, drops what belongs to no generation, loads what was opened. It blocks."""
+        """Asks whether Milvus answers, as the link reports, drops what belongs to no generation, loads what was opened.
+
+        It blocks; call it every few seconds.
+        """
         self._link.call("has_collection", collection_name=self._prefix)
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + self._lease_s / LOOKS

@@ -138,7 +138,9 @@ class Call:
         A call never returns accepted premises again. Raises InvalidArgument for one that the generation lacks.
         """
         accepted = [served.accepted(n, ids) for n, ids in enumerate(query.accepted)] or [[]] * len(query.texts)
-        same = [served.generation.ordinal_by_text.get(text) if query.drop_self else None for text in query.texts]
+        same = [
+            served.generation.premises.ordinal_by_text.get(text) if query.drop_self else None for text in query.texts
+        ]
         left_out = [
             ordinals if itself is None else [itself, *ordinals] for itself, ordinals in zip(same, accepted, strict=True)
         ]
@@ -402,7 +404,7 @@ class Retrieval:
         explanations, key = await self._catalogue.explanations.of(generation.corpus), (generation.corpus, generation.id)
         known = self._priors.get(key)
         if known is None or known[0] is not explanations or (known[1].done() and known[1].exception()):
-            making = asyncio.to_thread(Prior.over, explanations, generation.ordinal_by_id)
+            making = asyncio.to_thread(Prior.over, explanations, generation.premises.ordinal_by_id)
             known = self._priors[key] = explanations, asyncio.ensure_future(making)
         self._priors.move_to_end(key)
         while len(self._priors) > OPEN_PRIORS:

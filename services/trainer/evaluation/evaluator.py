@@ -138,7 +138,7 @@ class Evaluator:
         if spec.trees:
             texts = dict.fromkeys(text for tree in spec.trees for text in tree.queries)
             found = await ranked.scored(list(texts), FIRST)
-            levels = partial(tree_level, spec.trees, found, opened.ordinal_by_text)
+            levels = partial(tree_level, spec.trees, found, opened.premises.ordinal_by_text)
             alone, along = [await run_in_thread(levels, along=way) for way in (False, True)]
             done = replace(done, hypothesis_alone=alone, gold_tree=along)
         return replace(done, with_ranks=spec.ranks)
@@ -156,7 +156,7 @@ class Evaluator:
         opened = self._open(spec.corpus, spec.generation or active_generation(self._store, spec.corpus))
         if opened.is_folded:
             spec = _as_stored(spec, opened)
-        standard = GoldStandard.of(spec.queries, opened.ordinal_by_text, opened.ordinal_by_id)
+        standard = GoldStandard.of(spec.queries, opened.premises.ordinal_by_text, opened.premises.ordinal_by_id)
         _check_trees(spec.trees, opened)
         return spec, opened, standard
 
@@ -261,7 +261,7 @@ def _check_trees(trees: Sequence[GoldTree], opened: Generation) -> None:
         if not tree.leaves:
             raise errors.InvalidArgument(f"tree {tree.hypothesis[:80]!r} has no leaf; leave it out")
         for leaf in tree.leaves:
-            if leaf not in opened.ordinal_by_text:
+            if leaf not in opened.premises.ordinal_by_text:
                 raise errors.InvalidArgument(
                     f"leaf {leaf[:80]!r} of tree {tree.hypothesis[:80]!r} is not in the corpus; build the corpus from "
                     "the data set that the trees come from"
@@ -370,7 +370,7 @@ def _ranks(found: Sequence[Sequence[Hit]], opened: Generation, gold: Sequence[ND
 def _scored(found: Sequence[Sequence[Hit]], opened: Generation, *, by_rank: bool) -> list[RankedPremises]:
     return [
         RankedPremises(
-            np.array([opened.ordinal_by_id[hit.id] for hit in hits], dtype=np.int32),
+            np.array([opened.premises.ordinal_by_id[hit.id] for hit in hits], dtype=np.int32),
             -np.arange(len(hits), dtype=np.float64) if by_rank else np.array([hit.score for hit in hits]),
         )
         for hits in found

@@ -106,7 +106,7 @@ class TrainingJobs:
             self._check_space(await self._checkpoints.get(version), config.corpus, opened.space_id)
         if validation:
             gold = await asyncio.to_thread(merge_queries, validation, opened.stored)
-            await asyncio.to_thread(GoldStandard.of, gold, opened.ordinal_by_text)
+            await asyncio.to_thread(GoldStandard.of, gold, opened.premises.ordinal_by_text)
         return opened.id, base_version
 
     def _check_space(self, row: CheckpointRow, corpus: str, space_id: str) -> None:

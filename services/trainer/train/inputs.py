@@ -171,7 +171,7 @@ class EncoderTask:
         )
 
     def _report(self, queries: NDArray[np.float32], premises: Matrix) -> Report:
-        return evaluate(self.inputs.validation, queries, premises, self.inputs.generation.ordinal_by_text)
+        return evaluate(self.inputs.validation, queries, premises, self.inputs.generation.premises.ordinal_by_text)
 
     def corpus(self, encoders: Encoders[QueryEncoder]) -> Matrix:
         """Returns the vectors (n, dim) of all premises: the generation's, or by the trained premise encoder."""

@@ -217,14 +217,14 @@ class RerankingTask:
     @cached_property
     def _first(self) -> FirstRankings:
         inputs = self.inputs
-        standard = GoldStandard.of(inputs.validation, inputs.generation.ordinal_by_text)
+        standard = GoldStandard.of(inputs.validation, inputs.generation.premises.ordinal_by_text)
         texts, candidates = [query.text for query in inputs.validation], len(inputs.generation.premises)
         if inputs.candidates:
             ordinals = self._retrieved(texts)
             ranks = [ranks_in(gold, listed, UNRANKED) for gold, listed in zip(standard.kept, ordinals, strict=True)]
             return FirstRankings(standard, ordinals, np.zeros(ordinals.shape, np.float32), ranks, candidates)
         queries, premises = inputs.frozen(inputs.base.id, texts, inputs.spec.query_prefix), inputs.generation.vectors
-        whole = evaluate(inputs.validation, queries, premises, inputs.generation.ordinal_by_text)
+        whole = evaluate(inputs.validation, queries, premises, inputs.generation.premises.ordinal_by_text)
         return FirstRankings(
             standard, *nearest(queries, premises, RERANKED, standard.own), whole.strict_ranks, candidates
         )
@@ -234,7 +234,7 @@ class RerankingTask:
         inputs = self.inputs
         rankings = self._unjudged([example.query for example in inputs.training_set.examples])
         never = inputs.training_set.excluded.copy()
-        known = (inputs.generation.ordinal_by_text.get(text) for text in inputs.held_out)
+        known = (inputs.generation.premises.ordinal_by_text.get(text) for text in inputs.held_out)
         never[[ordinal for ordinal in known if ordinal is not None]] = True
         found = []
         for n, example in enumerate(inputs.training_set.examples):
@@ -260,7 +260,7 @@ class RerankingTask:
 
     def _retrieved(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Looks up the candidates of texts: ordinals (texts, CANDIDATES), NONE behind the end of a shorter list."""
-        ordinal = self.inputs.generation.ordinal_by_id
+        ordinal = self.inputs.generation.premises.ordinal_by_id
         found = np.full((len(texts), CANDIDATES), NONE, dtype=np.int64)
         for row, text in zip(found, texts, strict=True):
             ids = self.inputs.candidates.get(text, ())  # none for a query without an explanation

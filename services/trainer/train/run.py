@@ -62,7 +62,7 @@ def run(
     opened = open_generation(store, corpus, active)
     queries = [EvaluationQuery(text, tuple(gold)) for text, gold in validation]
     if queries:  # now, not after the first epoch
-        GoldStandard.of(merge_queries(queries, opened.stored), opened.ordinal_by_text)
+        GoldStandard.of(merge_queries(queries, opened.stored), opened.premises.ordinal_by_text)
     base = config.base_version or opened.premise_version
     plan = TrainingPlan(
         "",

@@ -81,7 +81,7 @@ def serve(index: ApproximateIndex) -> ServedGeneration:
     premises = Premises.of(
         PremiseRecord(f"p{n}", f"text {n}", (), ("many", "few")[: 1 + (n % 50 == 0)]) for n in range(ROWS)
     )
-    return ServedGeneration(SimpleNamespace(premises=premises, ordinal_by_id=premises.ordinal_by_id), index)  # type: ignore[arg-type]
+    return ServedGeneration(SimpleNamespace(premises=premises), index)  # type: ignore[arg-type]
 
 
 def test_the_least_effort_that_reaches_the_recall_is_found_and_kept(index: ApproximateIndex) -> None:

@@ -25,6 +25,8 @@ TEXTS = [f"t{n}" for n in range(5)]
 class Records(Sequence[PremiseRecord]):
     """Premises, and in which threads they were looked up."""
 
+    ordinal_by_id = Premises.of(RECORDS).ordinal_by_id
+
     def __init__(self) -> None:
         self.threads: set[int] = set()
 
@@ -65,8 +67,7 @@ async def test_rankings_are_no_deeper_than_the_index_allows(most: int, depth: in
 
 def ranking(index: Index, mode: Any = "dense") -> tuple[IndexRanks, Records]:
     records = Records()
-    by_id = Premises.of(RECORDS).ordinal_by_id
-    opened: Any = SimpleNamespace(corpus="c", id="g1", premises=records, ordinal_by_id=by_id)
+    opened: Any = SimpleNamespace(corpus="c", id="g1", premises=records)
     return IndexRanks(index, opened, Retrieval(mode), "stable", None), records  # type: ignore[arg-type]
 
 

@@ -51,9 +51,8 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     """Makes the rankings of evaluations, over one premise, slow."""
     vectors = np.ones((1, 2), np.float32)
-    opened = SimpleNamespace(
-        id="g1", space_id="s", ordinal_by_text={"p": 0}, ordinal_by_id={"1": 0}, vectors=vectors, is_folded=False
-    )
+    premises = SimpleNamespace(ordinal_by_text={"p": 0}, ordinal_by_id={"1": 0})
+    opened = SimpleNamespace(id="g1", space_id="s", premises=premises, vectors=vectors, is_folded=False)
     slow = Slow()
     monkeypatch.setattr(evaluator, "active_generation", lambda *_: opened.id)
     monkeypatch.setattr(evaluator, "open_generation", lambda *_: opened)

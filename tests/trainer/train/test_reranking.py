@@ -147,7 +147,7 @@ def test_where_grades_are_learned_the_epoch_with_the_best_graded_ndcg_is_kept(
     validation = [EvaluationQuery(QUERIES[0], (FACTS[0], FACTS[1]), (1.0, 6.0))]
     files = make_job(pairs=GRADED, validation=validation, targets=targets, epochs=2, **CROSS)
     task = load(files)
-    standard = GoldStandard.of(task.inputs.validation, task.inputs.generation.ordinal_by_text)
+    standard = GoldStandard.of(task.inputs.validation, task.inputs.generation.premises.ordinal_by_text)
     found = iter([np.array([1, 9]), np.array([9, 2])])
     monkeypatch.setattr(task, "judged", lambda _: (Report.of(standard, [next(found)], None, candidates=9), None))
     state = train(files, task, task.encoders(), task.objective(), Rank())
@@ -206,7 +206,7 @@ def test_candidates_are_the_negatives_and_what_the_validation_orders_by_score_al
     for query, ranks, unchanged in zip(task.inputs.validation, report.strict_ranks, before.strict_ranks, strict=True):
         listed = [ordinals[one] for one in candidates[query.text]]
         gold = [
-            ordinals[task.inputs.generation.premises[task.inputs.generation.ordinal_by_text[one]].id]
+            ordinals[task.inputs.generation.premises[task.inputs.generation.premises.ordinal_by_text[one]].id]
             for one in query.gold
         ]
         wanted = [listed.index(one) + 1 if one in listed else UNRANKED for one in gold]
@@ -250,7 +250,9 @@ def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: Ma
     assert report.strict.map == before.strict.map
     ordered = sorted(VALIDATION, key=lambda query: query.text)  # as a job measures them: sums are equal to the bit
     vectors = task.inputs.frozen("", [query.text for query in ordered], "")
-    whole = evaluate(ordered, vectors, task.inputs.generation.float32(), task.inputs.generation.ordinal_by_text)
+    whole = evaluate(
+        ordered, vectors, task.inputs.generation.float32(), task.inputs.generation.premises.ordinal_by_text
+    )
     assert before.strict == whole.strict
 
 

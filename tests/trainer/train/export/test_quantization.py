@@ -163,7 +163,7 @@ def test_a_model_that_passes_is_in_the_checkpoint_with_its_probes_and_figures(sp
     texts = [query.text for query in VALIDATION]
     fp32, int8 = (outputs_of(artifact.file(name), batches, texts) for name in ("model.onnx", "model.int8.onnx"))
     maps = [
-        evaluate(VALIDATION, vectors, generation.vectors, generation.ordinal_by_text).strict.map
+        evaluate(VALIDATION, vectors, generation.vectors, generation.premises.ordinal_by_text).strict.map
         for vectors in (fp32, int8)
     ]
     cosines = (fp32 * int8).sum(axis=1)
