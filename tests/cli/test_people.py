@@ -93,7 +93,7 @@ async def test_conflicts_are_listed_decided_and_agreement_is_told(aeenc, world: 
         decide = (*target, "--json", "adjudicate", run_id, task["task"], "--explains", first)
         assert (await aeenc(*decide)).code == 2
         assert (await aeenc(*decide, "--refuses", first)).code == 2
-        assert (await aeenc(*decide, "--refuses", second, "--adjudicator", "judge")).code == 0
+        assert (await aeenc(*decide, "--refuses", second, "--annotator", "judge")).code == 0
         await asyncio.wait_for(sampler.wait(run_id), 40)
         assert "SETTLED" in (await aeenc(*target, "tasks", run_id)).stdout
         assert (await aeenc(*target, "--json", "tasks", run_id)).json["tasks"][0]["adjudicator"] == "judge"

@@ -708,14 +708,12 @@ class BlockingPeopleClient:
             )
         )
 
-    def adjudicate(
-        self, run_id: str, task_id: str, verdicts: Verdicts, adjudicator: str, *, request_id: str = ""
-    ) -> str:
+    def adjudicate(self, run_id: str, task_id: str, verdicts: Verdicts, annotator: str, *, request_id: str = "") -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
-        return run(self._awaiting.adjudicate(run_id, task_id, verdicts, adjudicator, request_id=request_id))
+        return run(self._awaiting.adjudicate(run_id, task_id, verdicts, annotator, request_id=request_id))
 
     def close(
-        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
+        self, run_id: str, task_id: str, annotator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
     ) -> values.JudgedTask:
         """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
 
@@ -723,7 +721,7 @@ class BlockingPeopleClient:
         pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
         return run(
-            self._awaiting.close(run_id, task_id, adjudicator, reason=reason, overlap=overlap, request_id=request_id)
+            self._awaiting.close(run_id, task_id, annotator, reason=reason, overlap=overlap, request_id=request_id)
         )
 
     def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:

@@ -155,26 +155,26 @@ class PeopleClient:
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 
     async def adjudicate(
-        self, run_id: str, task_id: str, verdicts: Verdicts, adjudicator: str, *, request_id: str = ""
+        self, run_id: str, task_id: str, verdicts: Verdicts, annotator: str, *, request_id: str = ""
     ) -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
         request = change(
             people_pb2.AdjudicateRequest,
             run_id=run_id,
-            answer=Answer(verdicts, annotator=adjudicator).to_proto(task_id),
+            answer=Answer(verdicts, annotator=annotator).to_proto(task_id),
             request_id=request_id,
         )
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
 
     async def close(
-        self, run_id: str, task_id: str, adjudicator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
+        self, run_id: str, task_id: str, annotator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
     ) -> values.JudgedTask:
         """Closes a task that nobody will answer any more: the answers that there are decide it. Returns the task.
 
         With `overlap`, so many answers decide it, where more were wanted. What answers leave open becomes skipped
         pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
-        given = {"annotator": adjudicator, "reason": reason, "overlap": overlap, "request_id": request_id}
+        given = {"annotator": annotator, "reason": reason, "overlap": overlap, "request_id": request_id}
         return await self._close_task(run_id=run_id, task_id=task_id, **given)
 
     async def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:

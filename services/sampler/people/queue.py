@@ -200,7 +200,7 @@ class TaskQueue:
     async def adjudicate(self, run_id: str, decision: Answer, request_id: str) -> str:
         """Decides a conflict, or changes what was decided. Gives the id of the decision."""
         task_id, adjudicator = decision.task_id, decision.annotator
-        check_annotator(adjudicator, "adjudicator")
+        check_annotator(adjudicator)
         if replace(decision, verdicts=()) != Answer(task_id=task_id, annotator=adjudicator):
             problem = "holds more than verdicts, which alone are adjudicated; amend it"
             raise errors.InvalidArgument.field("answer", problem)

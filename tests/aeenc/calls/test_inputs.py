@@ -133,7 +133,10 @@ ODD: list[tuple[str, Call]] = [
     (r"premises\[1\]: has half", lambda channel: built(channel, ["a", "\ud83d"])),
     ("expected: is 3; give text", lambda channel: IndexClient(channel).activate("c", "g", expected=cast("Any", 3))),
     ("version: is 3; give a list", lambda channel: RegistryClient(channel).publish(cast("Any", 3))),
+    (r"version\[1\]: is 3; give text", lambda channel: RegistryClient(channel).publish(["q", cast("Any", 3)])),
     ("annotator: is 3; give text", lambda channel: answered(channel, 3)),
+    ("annotator: is 4; give", lambda channel: PeopleClient(channel).close("r", "t", annotator=cast("Any", 4))),
+    ("annotator: is 5; give", lambda channel: PeopleClient(channel).adjudicate("r", "t", [], annotator=cast("Any", 5))),
     ("validation: has 'iron'; give", lambda channel: trained(channel, validation=["iron"])),
     (r"queries: has 'iron'; give \(text", lambda channel: TrainerClient(channel).evaluate("science", ["iron"])),
 ]

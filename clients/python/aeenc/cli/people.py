@@ -173,7 +173,7 @@ def adjudicate(
     explains: Ids = None,
     refuses: Ids = None,
     abstain: Ids = None,
-    adjudicator: Annotator = "",
+    annotator: Annotator = "",
 ) -> None:
     """Decides a conflict: names each premise in conflict as explaining, refused, or (abstain) never to learn from."""
     verdicts: dict[str, Verdict] = {}
@@ -183,7 +183,7 @@ def adjudicate(
                 raise InvalidArgument(f"{premise_id} is named twice; decide it once")
             verdicts[premise_id] = Verdict(judgement)
     with client(context) as connected:
-        answer_id = connected.people.adjudicate(run, task, verdicts, adjudicator or getpass.getuser())
+        answer_id = connected.people.adjudicate(run, task, verdicts, annotator or getpass.getuser())
     output_of(context).result({"run": run, "task": task, "answer": answer_id})
 
 
@@ -192,11 +192,11 @@ def close(
     run: RunId,
     task: Annotated[str, typer.Argument(help="A task that nobody will answer any more; `aeenc tasks RUN` lists them.")],
     reason: Annotated[str, typer.Option(help="Why; kept in the log.")] = "",
-    adjudicator: Annotator = "",
+    annotator: Annotator = "",
 ) -> None:
     """Closes a task: the answers that there are decide it, and what they leave open is never learned from."""
     with client(context) as connected:
-        closed = connected.people.close(run, task, adjudicator or getpass.getuser(), reason=reason)
+        closed = connected.people.close(run, task, annotator or getpass.getuser(), reason=reason)
     shown = _task_dict(closed)
     output_of(context).result(shown, *_lines(shown))
 

@@ -27,6 +27,7 @@ _PARAMETERS = {  # fields that the clients call something else
     "any_split": "splits",
     "expected_generation": "expected",
     "answered_by": "annotator",
+    "versions": "version",
 }
 _WHOLE = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
