@@ -222,7 +222,7 @@ def tune_out_of_fold(running: Folds, versions: Sequence[str]) -> Tuned:
         ranked = list(rankings)
         found = {query: hits.ordinals for query, hits in zip(whole.queries, ranked, strict=True)}
         all_correct = whole_trees(trees, found, texts).all_correct_at_25
-        return HeldOutQuality(float(whole.average_precisions(ranked).mean()), all_correct)
+        return HeldOutQuality(whole.map_of(ranked), all_correct)
 
     each = [whole.rankings(Weights()), by_vectors.rankings, whole.rankings(weights), learned.rankings]
     return Tuned(weights, learned.features, by_vectors.features, *map(quality, each))

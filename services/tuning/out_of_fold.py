@@ -89,13 +89,14 @@ class OutOfFold:
         return [text for fold in self._folds for text in fold.texts]
 
     def value(self, weights: Weights) -> float:
-        """Strict MAP over all queries."""
-        return float(self.average_precisions(self.rankings(weights)).mean())
+        """Strict MAP of the rankings by weights."""
+        return self.map_of(self.rankings(weights))
 
-    def average_precisions(self, rankings: Iterable[SearchHits]) -> NDArray[np.float64]:
-        """The average precision of each query in its ranking, strict: a query does not find its own text."""
+    def map_of(self, rankings: Iterable[SearchHits]) -> float:
+        """Strict MAP of a ranking for each query: a query does not find its own text."""
         gold = [ordinals for fold in self._folds for ordinals in fold.gold]
-        return np.array([average_precision(ranks_in(hits, of)) for of, hits in zip(gold, rankings, strict=True)])
+        each = zip(gold, rankings, strict=True)
+        return float(np.mean([average_precision(ranks_in(hits, ordinals)) for ordinals, hits in each]))
 
     def rankings(self, weights: Weights) -> Iterator[SearchHits]:
         """Yields the first POOL premises of each query, as Retrieve ranks them."""
@@ -104,23 +105,22 @@ class OutOfFold:
 
     def learn(self, weights: Weights, names: Sequence[str] = FEATURES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
-        examples = [self._examples(n, weights, names) for n in range(len(self._folds))]
+        folds = [self._examples(n, weights, names) for n in range(len(self._folds))]
         rankings = list[SearchHits]()
-        for n, calls in enumerate(self._calls):
-            learned = fit([one for of in examples[:n] + examples[n + 1 :] for one in of], names)
-            for call in calls:
-                rankings += alone.finished(_ranked(_with(call, weights, names, learned)))
-        return LearnedOrder(fit([one for of in examples for one in of], names), rankings)
+        for n, own in enumerate(folds):
+            learned = fit([one for of in folds[:n] + folds[n + 1 :] for _, one in of], names)
+            rankings += [fusion.order_by(hits, features, learned, POOL) for hits, (features, _) in own]
+        return LearnedOrder(fit([one for of in folds for _, one in of], names), rankings)
 
-    def _examples(self, fold: int, weights: Weights, names: Sequence[str]) -> list[Example]:
-        """The features of each query's first premises, and which of them are gold."""
-        examples = list[Example]()
+    def _examples(self, fold: int, weights: Weights, names: Sequence[str]) -> list[tuple[SearchHits, Example]]:
+        """The ranking of each query, the features of its first premises, and which of them are gold."""
+        examples = list[tuple[SearchHits, Example]]()
         for call in self._calls[fold]:
             ranked = alone.finished(_ranked(_with(call, weights, names)))
             gold = self._folds[fold].gold[len(examples) :]
             for row, hits in enumerate(ranked):
                 features = call.features(row, hits, names)
-                examples.append((features, np.isin(hits.ordinals[: len(features)], gold[row])))
+                examples.append((hits, (features, np.isin(hits.ordinals[: len(features)], gold[row]))))
         return examples
 
 
@@ -132,11 +132,11 @@ def _call_of(served: ServedGeneration, fold: HeldOut, start: int) -> Call:
     return call
 
 
-def _with(call: Call, weights: Weights, names: Sequence[str] = (), features: Mapping[str, float] | None = None) -> Call:
+def _with(call: Call, weights: Weights, names: Sequence[str] = ()) -> Call:
     """The call with other weights; in mode HYBRID where one of them, or a feature of these names, is of words."""
     by_words = weights.lexical_weight or not set(names) <= set(VECTOR_FEATURES)
     mode: Mode = "HYBRID" if by_words else "DENSE"
-    call.query = replace(call.query, mode=mode, features=features or {}, **asdict(weights))
+    call.query = replace(call.query, mode=mode, **asdict(weights))
     call.vectors = call.encoded
     return call
 

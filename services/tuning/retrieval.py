@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,27 +46,18 @@ LEXICAL_MOST, PRIOR_MOST = 0.5, 0.3
 RERANK_WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2)
 AT_ONCE = 8  # calls of Score
 FEW = 100  # queries; a difference between means over fewer is easily chance
-
-
 TunedMode = Literal["hybrid", "dense"]
-
-
 PUBLISHED = Weights(0.15, 0.07, 0.15)  # chosen on EntailmentBank's dev (docs/experiments/trainer.md)
 
 
-def published(lexical: float) -> Weights:
-    """PUBLISHED, as far as `tune` may try it with the same `lexical`."""
-    if not lexical:
-        return replace(PUBLISHED, lexical_weight=0.0, prior=0.0)
-    return replace(PUBLISHED, lexical_weight=min(PUBLISHED.lexical_weight, lexical))
+def published(mode: TunedMode) -> Weights:
+    """PUBLISHED, as far as a mode has it: dense has no BM25, and not the prior, which also works by words."""
+    return PUBLISHED if mode == "hybrid" else replace(PUBLISHED, lexical_weight=0.0, prior=0.0)
 
 
-def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: float = LEXICAL_MOST) -> Weights:
-    """Searches for the best weights: none worse than the encoder alone, or PUBLISHED. Equal seeds give equal results.
-
-    `lexical` is the largest share of BM25 that is tried; 0: mode dense, without the prior, which also works by words.
-    """
-    prior = PRIOR_MOST if lexical else 0.0
+def tune(value: Callable[[Weights], float], *, trials: int, seed: int, mode: TunedMode = "hybrid") -> Weights:
+    """Searches for the best weights, none worse than the encoder alone or PUBLISHED. Equal seeds give equal results."""
+    lexical, prior = (LEXICAL_MOST, PRIOR_MOST) if mode == "hybrid" else (0.0, 0.0)
 
     def propose(trial: optuna.Trial) -> float:
         return value(
@@ -77,7 +68,7 @@ def tune(value: Callable[[Weights], float], *, trials: int, seed: int, lexical: 
             )
         )
 
-    study = searched(propose, [asdict(known) for known in (Weights(), published(lexical))], trials, seed)
+    study = searched(propose, [asdict(known) for known in (Weights(), published(mode))], trials, seed)
     return Weights(**study.best_params)
 
 
@@ -131,10 +122,7 @@ def tune_reranking(
     measured: OutOfFold, rankings: Sequence[SearchHits], scores: Sequence[NDArray[np.float32]]
 ) -> tuple[float, float]:
     """The best of RERANK_WEIGHTS for the scores (RERANKED,) of each query's first premises, and the MAP with it."""
-    found = {
-        weight: float(measured.average_precisions(reranked(rankings, scores, weight)).mean())
-        for weight in RERANK_WEIGHTS
-    }
+    found = {weight: measured.map_of(reranked(rankings, scores, weight)) for weight in RERANK_WEIGHTS}
     best = max(found, key=found.__getitem__)
     return best, found[best]
 
@@ -185,8 +173,7 @@ def options_of(mode: TunedMode, weights: Weights, features: Mapping[str, float] 
 
 def ways_of(measured: OutOfFold, mode: TunedMode, weights: Weights, learned: LearnedOrder) -> dict[str, Way]:
     """Measures the encoder alone, PUBLISHED, the tuned weights, and these with features."""
-    known = published(LEXICAL_MOST if mode == "hybrid" else 0.0)
-    ordered = float(measured.average_precisions(learned.rankings).mean())
+    known, ordered = published(mode), measured.map_of(learned.rankings)
     return {
         "alone": Way("the encoder alone", measured.value(Weights()), options_of("dense", Weights())),
         "published": Way("the weights chosen on EntailmentBank", measured.value(known), options_of(mode, known)),
@@ -197,7 +184,7 @@ def ways_of(measured: OutOfFold, mode: TunedMode, weights: Weights, learned: Lea
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of a tuning. `recipe` trains the encoder of each fold, `cross_recipe` its cross-encoder; None: none.
+    """The options of a tuning. `recipe` trains the encoder of each fold, `cross_recipe` its cross-encoder; empty: none.
 
     `wide` has features given many, too.
     """
@@ -208,7 +195,7 @@ class Asked:
     queries: int
     seed: int
     pretrained: bool = False
-    cross_recipe: Mapping[str, Any] | None = None
+    cross_recipe: Mapping[str, Any] = field(default_factory=dict)
     wide: bool = False
 
 
@@ -240,10 +227,10 @@ def tune_over_folds(
         report(n, jobs, name)
     premises = encoded(client, texts, role="premise", space_id=client.trainer.info().default_space_id)
     measured = OutOfFold(texts, premises, held_out)
-    lexical, known = (0.0, VECTOR_FEATURES) if asked.mode == "dense" else (LEXICAL_MOST, FEATURES)
+    known = VECTOR_FEATURES if asked.mode == "dense" else FEATURES
     names = [name for name in known if asked.wide or name not in WIDE_FEATURES]
     tried = OutOfFold(texts, premises, drawn(held_out, asked.queries, asked.seed)).value
-    weights = tune(tried, trials=asked.trials, seed=asked.seed, lexical=lexical)
+    weights = tune(tried, trials=asked.trials, seed=asked.seed, mode=asked.mode)
     learned = measured.learn(weights, names)
     ways, scorers = ways_of(measured, asked.mode, weights, learned), dict[str, str]()
     if asked.cross_recipe:
@@ -314,22 +301,13 @@ def command(
         raise InvalidArgument(f"--cross-epochs {cross_epochs} trains and --pretrained does not; give one of them")
     names = ("epochs", "batch_size", "learning_rate", "initial_share", "seed")
     recipe = dict(zip(names, (epochs, batch_size, learning_rate, initial_share, seed), strict=True))
-    given = {"base_model": cross_base_model, "learning_rate": cross_learning_rate}
-    cross_recipe = {"epochs": cross_epochs, **{name: value for name, value in given.items() if value}}
-    if len(cross_recipe) > 1 and not cross_epochs:
+    given = {"epochs": cross_epochs, "base_model": cross_base_model, "learning_rate": cross_learning_rate}
+    cross_recipe = {name: value for name, value in given.items() if value}
+    if cross_recipe and not cross_epochs:
         raise InvalidArgument("--cross-base-model and --cross-learning-rate are of cross-encoders; add --cross-epochs")
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
-    asked = Asked(
-        mode,
-        recipe,
-        trials,
-        queries,
-        seed,
-        pretrained=pretrained,
-        cross_recipe=cross_recipe if cross_epochs else None,
-        wide=wide,
-    )
+    asked = Asked(mode, recipe, trials, queries, seed, pretrained=pretrained, cross_recipe=cross_recipe, wide=wide)
     with client(context) as connected, out.progress("folds", "folds") as report:
         try:
             found = tune_over_folds(connected, data, asked, report)

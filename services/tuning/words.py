@@ -35,8 +35,6 @@ from services.index.values import LexicalSettings, SearchHits
 if TYPE_CHECKING:
     import optuna
 
-    from services.index.lexical.bm25 import LexicalIndex
-
 LENGTH = 200  # of the lists whose recall is maximised
 DEPTH = 1000  # of the rankings whose MAP is
 Ranker = Literal["bm25", "iterative"]
@@ -68,41 +66,28 @@ class Measured:
 
     def value(self, settings: LexicalSettings) -> float:
         """Measures settings, strictly: a query does not find its own text."""
+        ranks, grades = self._ranks(settings), [list(told.values()) for _, told in self.queries]
         if self.graded:
-            return self.recall(settings)
-        gold = [own[np.array(told) > 0] for own, told in zip(self._ranks(settings), self._grades, strict=True)]
+            recalls = recall_by_grade([own.tolist() for own in ranks], grades, (LENGTH,))
+            return float(np.mean([recall for (recall,) in recalls.values()]))
+        gold = [own[np.array(told) > 0] for own, told in zip(ranks, grades, strict=True)]
         return float(np.mean([average_precision(own) for own in gold]))
 
-    def recall(self, settings: LexicalSettings) -> float:
-        """The recall of settings in the first LENGTH, the mean over grades."""
-        recalls = recall_by_grade([own.tolist() for own in self._ranks(settings)], self._grades, (LENGTH,))
-        return float(np.mean([recall for (recall,) in recalls.values()]))
-
-    @property
-    def _grades(self) -> list[list[float]]:
-        return [list(told.values()) for _, told in self.queries]
-
     def _ranks(self, settings: LexicalSettings) -> list[Ranks]:
-        from services.index.lexical.bm25 import LexicalIndex
+        from services.index.lexical.bm25 import LexicalIndex, best
 
-        index = LexicalIndex.of(self.texts, settings)
+        index, k = LexicalIndex.of(self.texts, settings), LENGTH if self.graded else DEPTH
         ordinal = {text: n for n, text in enumerate(self.texts)}
-        return [self._ranks_of(index, text, grades, ordinal) for text, grades in self.queries]
-
-    def _ranks_of(
-        self, index: LexicalIndex, text: str, grades: Mapping[str, float], ordinal: Mapping[str, int]
-    ) -> Ranks:
-        from services.index.lexical.bm25 import best
-
-        allowed = None
-        if text in ordinal or text in self.accessible:
-            allowed = np.zeros(len(self.texts), dtype=bool)
+        found = list[Ranks]()
+        for text, grades in self.queries:
+            allowed, terms = np.zeros(len(self.texts), dtype=bool), index.terms(text)
             allowed[self.accessible.get(text, slice(None))] = True
             if text in ordinal:
                 allowed[ordinal[text]] = False
-        terms, k = index.terms(text), LENGTH if self.graded else DEPTH
-        hits = index.iterate(terms, k, allowed) if self.ranker == "iterative" else best(index.scores(terms), k, allowed)
-        return ranks_in(hits, [ordinal[one] for one in grades])
+            by_rounds = self.ranker == "iterative"
+            hits = index.iterate(terms, k, allowed) if by_rounds else best(index.scores(terms), k, allowed)
+            found.append(ranks_in(hits, [ordinal[one] for one in grades]))
+        return found
 
 
 def ranks_in(hits: SearchHits, ordinals: Iterable[int]) -> Ranks:
@@ -200,9 +185,8 @@ def command(
         {"optuna": "index-tune", "Stemmer": "index-cpu"} | ({"simplemma": "index-lemmas"} if lemmas else {})
     )
     out = output_of(context)
-    splits = [(split, measured_on(data, split, ranker, queries, seed))]
-    if check:
-        splits.append((check, measured_on(data, check, ranker, 0, seed)))
+    read = [(split, queries), (check, 0)] if check else [(split, queries)]
+    splits = [(name, measured_on(data, name, ranker, most, seed)) for name, most in read]
     measured, defaults = splits[0][1], LexicalSettings()
     found = tune(measured, trials=trials, seed=seed, lemmas=lemmas)
     rows = [(name, len(one.queries), one.value(defaults), one.value(found)) for name, one in splits]
@@ -210,8 +194,7 @@ def command(
     for name, value in told.items():
         if value != getattr(defaults, name):
             ranked_by = "BM25" if name in _OF_BM25 else "ITERATIVE"
-            number_or_word = f"{value:g}" if isinstance(value, float) else value
-            environment[f"AEENC_INDEX_{ranked_by}_{name.upper()}"] = number_or_word
+            environment[f"AEENC_INDEX_{ranked_by}_{name.upper()}"] = f"{value:g}" if isinstance(value, float) else value
     result = {
         "metric": measured.metric,
         "settings": told,

@@ -275,7 +275,7 @@ def test_without_words_no_prior_is_tried_either() -> None:
         tried.append(weights)
         return weights.prior + weights.negative_feedback
 
-    found = tune(value, trials=20, seed=0, lexical=0)
+    found = tune(value, trials=20, seed=0, mode="dense")
     assert {(one.lexical_weight, one.prior) for one in tried} == {(0.0, 0.0)}
     assert tried[:2] == [Weights(), Weights(negative_feedback=PUBLISHED.negative_feedback)]
     assert found.negative_feedback > PUBLISHED.negative_feedback
