@@ -30,7 +30,7 @@ from services.kit.logs import get
 from services.sampler.acs.algorithm import MAX_REACH, Amendment, Node, NodeAnswer, NodeRound, Outcome, Tree
 from services.sampler.execution.retrieval import Retrieval, in_calls
 from services.sampler.oracles.answers import MAX_ADDED, UnansweredTask, WithdrawnTask, admitted
-from services.sampler.oracles.gateway import FEW, Gateway, OracleFailed
+from services.sampler.oracles.gateway import FEW, Gateway, RunFailed
 from services.sampler.records.node_store import NodeCommit, NodeStore, Written
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run
@@ -52,10 +52,6 @@ COMMITS = 4  # round trips to Redis at once
 
 class RunStopped(Exception):
     """The run no longer belongs to this worker: it was cancelled, or another sampler took it over."""
-
-
-class RunFailed(Exception):
-    """The run cannot go on; the message says why and what to do."""
 
 
 class Calls(Generic[Asked, T]):
@@ -323,10 +319,7 @@ class RunWorker:
         await self._make_sure()  # else we might repeat what a successor has asked and stored
         parts = in_calls(granted, lambda one: sum(len(c.text.encode()) + 64 for c in one.asked), len(granted))
         calls = [self._oracle.judge(self._run.id, [_task(self._run, one) for one in part]) for part in parts]
-        try:
-            found = [await calls[0]] if len(calls) == 1 else await all_of(calls)
-        except OracleFailed as error:
-            raise RunFailed(str(error)) from None
+        found = [await calls[0]] if len(calls) == 1 else await all_of(calls)
         outcomes = {one.task_id: one for part in found for one in part}
         return [outcomes.get(one.node_id) for one in rounds]
 

@@ -21,8 +21,8 @@ from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.sampler.execution.holds import RunHolds
 from services.sampler.execution.retrieval import Retrieval
-from services.sampler.execution.run_worker import RunFailed, RunStopped, RunWorker
-from services.sampler.oracles.gateway import Gateway
+from services.sampler.execution.run_worker import RunStopped, RunWorker
+from services.sampler.oracles.gateway import Gateway, RunFailed
 from services.sampler.records.node_store import NodeStore
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Run

@@ -156,8 +156,8 @@ class Breaker:
         self._changed = asyncio.Event()
 
 
-class OracleFailed(Exception):
-    """The oracle as a whole is down or cannot be used; the message names it, its target and the remedy."""
+class RunFailed(Exception):
+    """A run cannot go on, as its oracle is down, or may not be asked; the message says why and what to do."""
 
 
 class Gateway:
@@ -172,7 +172,7 @@ class Gateway:
         """A run begins or goes on."""
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> Sequence[NodeAnswer | UnansweredTask | WithdrawnTask]:
-        """Puts tasks before the oracle and waits for its answers. Raises OracleFailed."""
+        """Puts tasks before the oracle and waits for its answers. Raises RunFailed."""
         raise NotImplementedError
 
     async def send_back(self, run: Run) -> None:
@@ -271,7 +271,7 @@ class OracleGateway(Gateway):
         self._breaker.try_at_once()
 
     async def judge(self, run_id: str, tasks: Sequence[Task]) -> list[NodeAnswer | UnansweredTask]:
-        """Puts at most `batch_tasks` tasks before the oracle. Raises OracleFailed when it is down or refuses us.
+        """Puts at most `batch_tasks` tasks before the oracle. Raises RunFailed when it is down or refuses us.
 
         Tasks that a whole call's attempts leave unanswered are asked one by one, so that one bad task does not take
         others along; when nobody gets an answer then either, it is the oracle that failed.
@@ -288,7 +288,7 @@ class OracleGateway(Gateway):
         answered = [*together.answered, *(outcome for probe in probes for outcome in probe.answered)]
         missing = [task for probe in probes for task in probe.missing]
         if not answered and len(missing) > FEW:
-            raise OracleFailed(self.describe(together.reason))
+            raise RunFailed(self.describe(together.reason))
         last = await all_of(self._ask(run_id, [task], self.settings.max_attempts) for task in missing)
         outcomes: list[NodeAnswer | UnansweredTask] = list(answered)
         for task, asked in zip(missing, last, strict=True):
@@ -327,7 +327,7 @@ class OracleGateway(Gateway):
             await asyncio.sleep(self._pause_s(attempt, max(call.pause_s for call in left)))
 
     async def _call(self, run_id: str, tasks: Sequence[Task]) -> _CallReport:
-        """One call, when its turn comes. Raises OracleFailed when the oracle is down or refuses us."""
+        """One call, when its turn comes. Raises RunFailed when the oracle is down or refuses us."""
         settings = self.settings
         patience_s = settings.patience_s if self.last_answer_at else min(settings.patience_s, FIRST_PATIENCE_S)
         try:
@@ -335,11 +335,11 @@ class OracleGateway(Gateway):
                 with self._metrics.call(self.name):
                     answers = await self._client.judge(run_id, tasks, timeout_s=settings.timeout_s)
         except BreakerDown as down:
-            raise OracleFailed(
+            raise RunFailed(
                 self.describe(f"{self._last_reason} ({down})", times=down.failures),
             ) from None
         except _HOPELESS as error:
-            raise OracleFailed(self.describe(error.message, times=1)) from None
+            raise RunFailed(self.describe(error.message, times=1)) from None
         except errors.AeencError as error:
             self._last_reason = error.message
             pause_s = min(error.retry_after_s or 0.0, MAX_ASKED_PAUSE_S)
