@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from aeenc.index import IndexClient
 from services.kit.logs import get
+from services.store.formats import RESTORE, damage_is_data_loss
 from services.store.life_cycles import WorkKeys
 from services.store.redis import unavailable_if_down
 
@@ -50,20 +51,23 @@ class GenerationHolds:
     async def release(self, work_id: str) -> bool:
         """Ends the hold of work that is over. False: it stays for now."""
         try:
-            if (held := (await self.held()).get(work_id)) is not None:
+            async with unavailable_if_down(f"read what {self.name(work_id)} holds"):
+                held = await self._redis.hget(self._keys.holds, work_id)
+            if held is not None:
+                with damage_is_data_loss(f"what {self.name(work_id)} holds", RESTORE):
+                    corpus, generation = map(str, json.loads(held))
                 with contextlib.suppress(errors.NotFound):
-                    await self._index.release(*held, self.name(work_id))
+                    await self._index.release(corpus, generation, self.name(work_id))
                 await self._forget(work_id)
         except errors.AeencError as error:
             log.warning("the hold of ended work stays", holder=self.name(work_id), reason=error.message)
             return False
         return True
 
-    async def held(self) -> dict[str, tuple[str, str]]:
-        """The corpus and the generation that each piece of work holds, or is about to. Raises Unavailable."""
+    async def held(self) -> list[str]:
+        """The work that holds a generation, or is about to. Raises Unavailable."""
         async with unavailable_if_down("read what is held"):
-            found = await self._redis.hgetall(self._keys.holds)
-        return {work_id: tuple(json.loads(held)) for work_id, held in found.items()}
+            return list(await self._redis.hkeys(self._keys.holds))
 
     async def close(self) -> None:
         """Closes the connection to the index."""

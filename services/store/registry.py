@@ -24,7 +24,7 @@ from aeenc import errors
 from services.kit.concurrency import Turns, finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
-from services.store.formats import UNREADABLE, check_format
+from services.store.formats import UNREADABLE, check_format, damage_is_data_loss
 from services.store.redis import MAX_BLOCK_S, Script, raising_unavailable
 from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
@@ -319,7 +319,8 @@ class Registry:
     async def best_precision(self, files: Collection[str]) -> str:
         """Returns the best precision that every live encoder computes from the files of a checkpoint; else float32."""
         _, *flat = await self._rollouts(keys=[self._instances, self._files])
-        offers = [json.loads(offer or "{}") for offer in flat[1::2]]
+        with damage_is_data_loss("what an encoder computes", "its next heartbeat writes it anew: call again in 15 s"):
+            offers = [dict(json.loads(offer or "{}")) for offer in flat[1::2]]
         common = (name for name in (offers[0] if offers else ()) if all(offer.get(name) in files for offer in offers))
         return next(common, "float32")
 

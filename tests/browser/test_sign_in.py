@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from aeenc_workbench.settings import WorkbenchSettings
-from aeenc_workbench.sign_in import Links, Person
+from aeenc_workbench.sign_in import Links, Person, Sessions
 from browser.test_annotate import POST
 from pydantic import ValidationError
 
@@ -322,3 +322,15 @@ async def test_nobody_invites_or_revokes_above_themselves_or_signs_in_as_somebod
             assert (await http.post(eve)).status_code == 303
             assert await lead.evaluate(POST, ["/api/invite", {"name": "eve", "role": "annotator"}]) == 200
             assert (await http.get("/api/me")).status_code == 401, "a lower role ends what the higher one had"
+
+
+@pytest.mark.parametrize("damaged", ["[]", "5", "{", '["ann", "king", 1]', '["ann", "annotator", null]'])
+def test_a_damaged_file_of_a_member_is_named(tmp_path: Path, damaged: str) -> None:
+    sessions = Sessions(tmp_path)
+    sessions.members.let_in(Person("ann"))
+    [path] = tmp_path.rglob("*.json")
+    path.write_text(damaged)
+    path.with_suffix(".revoked").write_text("[]")
+    for read in (sessions.members.all, lambda: sessions.members.get("ann"), lambda: sessions.lives({"name": "ann"})):
+        with pytest.raises(errors.DataLoss, match=rf"{path.stem}\.\w+ is damaged .*; restore it, or remove it"):
+            read()

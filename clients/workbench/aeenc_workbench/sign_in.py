@@ -14,15 +14,15 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from itsdangerous import BadSignature, SignatureExpired, URLSafeSerializer, URLSafeTimedSerializer
 from starlette.requests import Request
 
-from aeenc.errors import FailedPrecondition, PermissionDenied, Unauthenticated
+from aeenc.errors import DataLoss, FailedPrecondition, PermissionDenied, Unauthenticated
 from aeenc.files.whole import whole_file
 
 Role = Literal["annotator", "adjudicator", "admin"]  # each may do what those before it may
@@ -110,17 +110,16 @@ class Members:
 
     def revoked_at(self, name: str) -> float:
         """When what somebody had has ended; 0: never."""
-        try:
-            return float(self._path(name).with_suffix(".revoked").read_text(encoding="ascii"))
-        except FileNotFoundError:
-            return 0.0
+        return _time_in(self._path(name).with_suffix(".revoked"))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
     def _read(self, path: Path) -> Member:
-        name, role, at = json.loads(path.read_text(encoding="utf-8"))
-        return Member(name, role, at, self.revoked_at(name))
+        with _damage_named(path):
+            name, role, at = json.loads(path.read_text(encoding="utf-8"))
+            member = Member(str(name), ROLES[ROLES.index(role)], float(at))
+        return replace(member, revoked_at=self.revoked_at(member.name))
 
 
 class Links:
@@ -197,11 +196,7 @@ class Sessions:
 
     def lives(self, session: Mapping[str, Any]) -> bool:
         """Whether a session goes on."""
-        try:
-            since = float(self._all_ended.read_text(encoding="ascii"))
-        except FileNotFoundError:
-            since = 0.0
-        since = max(since, self.members.revoked_at(session.get("name", "")))
+        since = max(_time_in(self._all_ended), self.members.revoked_at(session.get("name", "")))
         return since < session.get("since", 0.0) and time.time() < session["until"] and session["id"] not in self._ended
 
 
@@ -234,6 +229,20 @@ def person_of(request: Request) -> Person:
     if request.method not in {"GET", "HEAD"} and not secrets.compare_digest(sent.encode(), session["csrf"].encode()):
         raise PermissionDenied(f"the header {CSRF_HEADER} is missing or wrong; reload the page", reason="CSRF")
     return Person(session["name"], session["role"])
+
+
+def _time_in(path: Path) -> float:
+    """Returns the time that a file holds; 0: there is no file."""
+    with _damage_named(path):
+        return float(path.read_text(encoding="ascii")) if path.exists() else 0.0
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise DataLoss(f"{path} is damaged ({error}); restore it, or remove it and invite or revoke again") from error
 
 
 def _write(path: Path, text: str) -> None:

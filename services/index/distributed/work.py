@@ -49,9 +49,9 @@ class Work:
 
     def record(self, stage: str, number: int) -> dict[str, Any] | None:
         """Returns the record of a finished task; None if the task is not finished or its record is damaged."""
-        with suppress(ValueError):
-            found: dict[str, Any] | None = json.loads(self._files.read(_key(stage, number, "json")) or b"null")
-            return found
+        with suppress(ValueError, TypeError, KeyError):
+            found: dict[str, Any] = json.loads(self._files.read(_key(stage, number, "json")) or b"null")
+            return {**found, "sha256": {**found["sha256"]}}
         return None
 
     def finish(

@@ -149,7 +149,8 @@ class NodeStore:
         if not trees:
             some = await self._redis.lrange(self._keys.hypotheses(run_id), 0, SHOWN)
             count = await self._redis.llen(self._keys.hypotheses(run_id))
-            shown = ", ".join(_row(row, 1)[0] for row in some[:SHOWN]) + (", …" if len(some) > SHOWN else "")
+            with damage_is_data_loss(f"a hypothesis of run {run_id}", RESTORE):
+                shown = ", ".join(_row(row, 1)[0] for row in some[:SHOWN]) + (", …" if len(some) > SHOWN else "")
             raise errors.NotFound(f"run {run_id} has no hypothesis {hypothesis_id!r}; it has {count:,}: {shown}")
         return trees[0]
 

@@ -256,8 +256,9 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path):
     found = Work(str(tmp_path))
     found.finish("read", 0, {}, {"count": 1})
     assert found.record("read", 0)
-    (tmp_path / "read/000000.json").write_bytes(b'{"count')
-    assert found.record("read", 0) is None
+    for damaged in (b'{"count', b"[]", b"5", b'{"count": 1}', b'{"count": 1, "sha256": ["facts"]}'):
+        (tmp_path / "read/000000.json").write_bytes(damaged)
+        assert found.record("read", 0) is None
 
 
 async def test_a_full_disk_is_unavailable_and_what_is_finished_is_kept(

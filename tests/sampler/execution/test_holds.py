@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from services.index.__main__ import build as build_index
 from services.index.catalogue.holds import Holds
 from services.index.settings import IndexSettings
 from services.sampler.execution.holds import RunHolds
+from services.sampler.records.keys import RunKeys
 from support.waiting import eventually
 from support.worlds.index_world import RunningEncoder, facts, raises
 from support.worlds.sampler_world import SamplerWorld, small_world
@@ -125,7 +127,9 @@ async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld):
         assert "start a new run" in failed.error
 
 
-async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, monkeypatch: pytest.MonkeyPatch):
+async def test_a_hold_whose_sampler_died_goes_at_a_later_look_beside_a_damaged_one(
+    world: HeldWorld, monkeypatch: pytest.MonkeyPatch, redis: Any, keys: RunKeys
+):
     monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     monkeypatch.setattr("services.sampler.execution.retention.LEASE_S", 1.0)  # it may die within a look
 
@@ -139,8 +143,11 @@ async def test_a_hold_whose_sampler_died_goes_at_a_later_look(world: HeldWorld, 
             run = await world.start(sampler)
             await sampler.cancel(run.id)
             assert await world.held_by(run.generation) == [f"run-{run.id}"]
+            await world.index.hold("science", run.generation, f"run-{(damaged := await world.start(sampler)).id}")
+            await sampler.cancel(damaged.id)
+    await redis.hset(keys.holds, damaged.id, "5")
     async with world.sampler():
-        await world.until_held_by(run.generation)
+        await world.until_held_by(run.generation, f"run-{damaged.id}")
 
 
 async def test_a_live_run_that_never_took_its_hold_gets_it_at_a_later_look(

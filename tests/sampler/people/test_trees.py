@@ -102,7 +102,7 @@ async def test_the_inferences_of_others_are_not_shown_before_a_task_is_decided(w
         assert (root.answered, root.overlap, root.answers, root.accepted) == (1, 2, (), ())
 
 
-async def test_a_tree_of_a_run_without_people_is_shown_too(world: SamplerWorld):
+async def test_a_tree_of_a_run_without_people_is_shown_too(world: SamplerWorld, redis: Any, keys: RunKeys):
     async with world.sampler() as sampler:
         people, run = aeenc.PeopleClient(sampler.channel), await finish(sampler)
         tree = await people.get_tree(run.id, "tree-fact")
@@ -110,6 +110,9 @@ async def test_a_tree_of_a_run_without_people_is_shown_too(world: SamplerWorld):
         assert {node.state for node in tree.nodes} == {State.SETTLED}
         assert {node.parent_id for node in tree.nodes[1:]} <= {node.node_id for node in tree.nodes}
         with pytest.raises(errors.NotFound, match="no hypothesis 'nobody'"):
+            await people.get_tree(run.id, "nobody")
+        await redis.lset(keys.hypotheses(run.id), 0, '{"text": 1}')
+        with pytest.raises(errors.DataLoss, match=f"a hypothesis of run {run.id} cannot be read .*restore it from a"):
             await people.get_tree(run.id, "nobody")
 
 

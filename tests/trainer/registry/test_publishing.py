@@ -76,6 +76,15 @@ async def test_a_version_is_published_in_the_best_precision_of_all_live_encoders
     assert (await world.registry.set_label("run-1", good, precision="float32")).precision == FLOAT32
 
 
+@pytest.mark.parametrize("damaged", ["[5]", "{", "5"])
+async def test_what_an_encoder_computes_is_refused_by_name_where_it_is_damaged(world: World, damaged: str):
+    await world.rows.heartbeat("encoder-0", CPU)
+    await world.rows._redis.hset(world.rows._files, "encoder-0", damaged)
+    good = await world.checkpoint("good", GOOD)
+    with pytest.raises(errors.DataLoss, match=r"what an encoder computes cannot be read .*call again in 15 s"):
+        await world.registry.publish(good)
+
+
 async def test_a_label_names_an_ensemble_of_cross_encoders(world: World):
     good, bad, worse = [
         await world.checkpoint(name, precisions, reranks="q1", space_id=CROSS_ENCODER)
