@@ -8,7 +8,9 @@ import gc
 import threading
 import time
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
+import numpy as np
 import pytest
 
 from aeenc import errors
@@ -21,6 +23,7 @@ need_milvus()
 
 from services.index.milvus.collections import FOLDER, GenerationCollection  # noqa: E402
 from services.index.milvus.link import MilvusLink  # noqa: E402
+from services.index.values import Selection  # noqa: E402
 
 TWO = vector_of("ice melts")[None, :]
 ALL = sorted(f"f{n}" for n in range(10))
@@ -194,6 +197,20 @@ async def test_writing_twice_doubles_nothing(serve, monkeypatch):
         await index.client.build("science", facts())
     assert "upsert" in called
     assert "insert" not in called, "a cluster would keep both rows; milvus-lite keeps one of them"
+
+
+def test_a_large_call_is_asked_in_parts_of_which_one_answer_is_held(monkeypatch):
+    asked, hits = [], Mock(ids=[1], distances=[1.0])
+
+    def search(_: str, /, *, data: list[Any], **__: Any) -> list[Any]:
+        asked.append(len(data))
+        return [hits] * len(data)
+
+    monkeypatch.setattr("services.index.milvus.collections._ANSWER_HITS", 10)
+    monkeypatch.setattr(GenerationCollection, "find", lambda _: True)
+    opened = GenerationCollection(Mock(call=search), "g", MagicMock(), Mock(), 1.0)
+    for row, _ in enumerate(opened.propose(np.zeros((7, 33), np.float32), 5, Selection(), 0)):
+        assert asked == [2] * (row // 2 + 1) if row < 6 else [2, 2, 2, 1]
 
 
 async def test_nothing_is_asked_of_milvus_for_a_caller_who_has_left(serve, monkeypatch):
