@@ -21,8 +21,8 @@ from aeenc.values import RunConfig, RunProgress
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.encoder.rollout.history import StateFile
-from services.sampler.people.task_store import _event, _record
-from services.sampler.people.tasks import TaskRecord, task_json
+from services.sampler.people.task_store import _event
+from services.sampler.people.tasks import TaskRecord, from_row, task_json
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
@@ -210,10 +210,10 @@ KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
     "configuration of a run": lambda place: run(place, "config"),
     "pair": pair,
     "task": lambda place: of_text(
-        place, TASK_ROW["task"], lambda text: _record("r1", "t1", {**TASK_ROW, "task": text}).task, task_json
+        place, TASK_ROW["task"], lambda text: from_row("r1", "t1", {**TASK_ROW, "task": text}).task, task_json
     ),
     "answers to a task": lambda place: of_text(
-        place, TASK_ROW["record"], lambda text: _record("r1", "t1", {**TASK_ROW, "record": text}), TaskRecord.to_json
+        place, TASK_ROW["record"], lambda text: from_row("r1", "t1", {**TASK_ROW, "record": text}), TaskRecord.to_json
     ),
     "event of a run": event,
     "event of a task": lambda place: of_hash(place, TASK_EVENT, partial(_event, "1-0")),
