@@ -12,6 +12,7 @@ the oldest events beyond EVENTS_KEPT. The module does not know what a run or a j
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ _CREATE = f"""
 if redis.call('EXISTS', KEYS[#KEYS]) == 1 then return '' end
 if ARGV[2] == '1' then
   local existing = redis.call('GET', KEYS[2])
-  if existing then return existing end
+  if existing and redis.call('ZSCORE', KEYS[3], existing) then return existing end
   redis.call('SET', KEYS[2], ARGV[1])
 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 5))
@@ -244,7 +245,8 @@ class LifeCycles:
         pipe = self._redis.pipeline(transaction=False, settles=True)
         pipe.get(self._keys.idempotency(idempotency_key))
         work_id: str | None = (await pipe.execute())[0]
-        return work_id
+        # The key of work that was deleted although its record was damaged may still be there.
+        return work_id if work_id and await self._redis.zscore(self._keys.all, work_id) is not None else None
 
     async def get(self, work_id: str) -> dict[str, str]:
         """A record. Raises NotFound, NewerFormat for one of a newer release, DataLoss for a damaged one."""
@@ -363,18 +365,20 @@ class LifeCycles:
     async def delete(self, work_id: str, key_of: Callable[[dict[str, str]], str], request: Request) -> None:
         """Takes ended work out of sight in one step, and forgets its idempotency key; `clear` removes the rest.
 
-        `key_of` reads the idempotency key from the record. A retry of the `request` does nothing for a day. Raises
-        NotFound, FailedPrecondition for live work, Unavailable while a process still holds its lease, and AlreadyExists
-        when the request has asked for something else.
+        `key_of` reads the idempotency key from the record; of a damaged one, the key stays and stands for nothing. A
+        retry of the `request` does nothing for a day. Raises NotFound, FailedPrecondition for live work, Unavailable
+        while a process still holds its lease, and AlreadyExists when the request has asked for something else.
         """
         if await self.requests.answer(request) is not None:
             return
         keys = self._keys
         live = " ".join(LIVE)
         own = [keys.record(work_id), keys.lease(work_id), keys.all, keys.active, keys.tombstone(work_id), keys.deleted]
-        record = await self._redis.hgetall(keys.record(work_id))
+        record, key = await self._redis.hgetall(keys.record(work_id)), ""
+        with contextlib.suppress(errors.DataLoss):
+            key = key_of(record) if record else ""
         answer: str = await self._delete(
-            keys=[*own, keys.idempotency(key_of(record) if record else ""), self.requests.key(request)],
+            keys=[*own, keys.idempotency(key), self.requests.key(request)],
             args=[work_id, f" {live} ", request.text, REQUEST_TTL_S],
         )
         if answer == "REFUSED":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 
 from aeenc import errors
@@ -30,11 +30,11 @@ LOOK_S = 60.0  # between two looks for old runs
 LEASE_S = 30.0
 MOST = 1000  # runs that one call removes
 
-KeysOf = Callable[[str, Mapping[str, str]], AsyncIterator[list[str]]]
+KeysOf = Callable[[str], AsyncIterator[list[str]]]
 
 
 class Retention:
-    """Removes runs of one namespace. `parts` give the keys of a run, by its id and record, in steps.
+    """Removes runs of one namespace. `parts` give the keys of a run, by its id, in steps.
 
     Runs are kept for `keep_s` after their end, the last `kept` of them; 0 sets no limit.
     """
@@ -61,8 +61,7 @@ class Retention:
             for one in (await self._runs.cycles.expired(self._keep_s, self._kept))[:MOST]:
                 with contextlib.suppress(errors.NotFound, *UNREADABLE):  # deleted meanwhile, or it is damaged and stays
                     await self._runs.get(one.id)
-                    record = await self._runs.cycles.get(one.id)
-                    parts = (keys for part in self._parts async for keys in part(one.id, record))
+                    parts = (keys for part in self._parts async for keys in part(one.id))
                     size = sum([await self._runs.cycles.size_bytes(keys) async for keys in parts])
                     found.append(Garbage(kind="run", id=one.id, reason=one.reason, bytes=size))
             await self._runs.cycles.requests.record(request, {"garbage": json.dumps([asdict(old) for old in found])})
@@ -106,6 +105,7 @@ class Retention:
     async def _remove_old(self, old: Expired | Garbage) -> None:
         # It was deleted or resumed meanwhile, or is damaged.
         with contextlib.suppress(errors.NotFound, errors.FailedPrecondition, errors.DataLoss):
+            await self._runs.get(old.id)
             await self._remove(old.id, UNNAMED)
             log.info("run removed", run=old.id, reason=old.reason)
 
@@ -118,10 +118,10 @@ class Retention:
 
         async def remove(record: dict[str, str]) -> None:
             for part in self._parts:
-                async for keys in part(run_id, record):
+                async for keys in part(run_id):
                     if keys:
                         await self._runs.remove(keys)
-            if record["imported"] != "1" and not await self._holds.drop(run_id):  # imports have none
+            if record.get("imported") != "1" and not await self._holds.drop(run_id):  # imports have none
                 raise errors.Unavailable(f"run {run_id} keeps its label or hold: the registry or the index is away")
 
         try:

@@ -17,7 +17,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -339,7 +339,7 @@ class TaskStore:
             for entry_id, values in entries
         ]
 
-    async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+    async def keys_of(self, run_id: str) -> AsyncIterator[list[str]]:
         """The keys of a run's tasks and of what people did with them, in parts; what finds others comes last."""
         keys, people = self._keys, set[str]()
         for start in itertools.count(0, READ):

@@ -233,11 +233,10 @@ class NodeStore:
         ]
         return await self._run(self._grow, calls)
 
-    async def keys_of(self, run_id: str, record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+    async def keys_of(self, run_id: str) -> AsyncIterator[list[str]]:
         """The keys of a run's trees and of what it knows, in parts."""
         own = self._keys
-        with damage_is_data_loss(f"run {run_id}", RESTORE):
-            trees = int(record["trees"])
+        trees = await self._redis.llen(own.hypotheses(run_id))
         for start in range(0, trees, CHUNK):
             yield [own.tree(run_id, index) for index in range(start, min(start + CHUNK, trees))]
         yield [part(run_id) for part in (own.hypotheses, own.places, own.open, own.answers, own.asked, own.suspects)]

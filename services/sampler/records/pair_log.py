@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,7 +95,7 @@ class PairLog:
             raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
         return bool(written == "OK")
 
-    async def keys_of(self, run_id: str, _record: Mapping[str, str]) -> AsyncIterator[list[str]]:
+    async def keys_of(self, run_id: str) -> AsyncIterator[list[str]]:
         """The keys of a run's pairs, and of the requests that have added to them; what finds others comes last."""
         yield sorted(await self._redis.smembers(self._keys.import_requests(run_id)))
         yield [part(run_id) for part in (self._keys.pairs, self._keys.amended, self._keys.import_requests)]

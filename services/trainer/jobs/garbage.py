@@ -245,6 +245,7 @@ class Collection:
     async def _remove(self, one: Garbage) -> bool:
         try:
             if one.kind == "job":
+                await self._store.get(one.id)  # a damaged one is not removed unasked
                 await self._deletion.delete_job(one.id)
             elif one.kind == "checkpoint":
                 await self._deletion.delete_checkpoint(one.id)

@@ -257,12 +257,12 @@ async def test_a_label_that_its_run_could_not_drop_goes_at_a_later_look_and_thos
         assert registry.labels.keys() == {f"run-{live.id}", *others}
 
 
-@pytest.mark.parametrize("field", ["created_at", "trees"])
-async def test_a_damaged_run_keeps_no_other_from_being_removed(
+@pytest.mark.parametrize("field", ["created_at", "config"])
+async def test_a_damaged_run_keeps_no_other_from_being_removed_and_is_removed_by_name_alone(
     world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch, keys: RunKeys, field: str
 ) -> None:
     async with world.sampler() as client:
-        damaged, old, new = [(await finish(client)).id for _ in range(3)]
+        damaged, old, new = [(await finish(client, idempotency_key=key)).id for key in ("damaged", "old", "new")]
     for ended_s, run_id in enumerate((damaged, old, new), start=1):
         await redis.hset(keys.record(run_id), "ended_s", ended_s)
     await redis.hset(keys.record(damaged), field, "damaged")
@@ -277,6 +277,14 @@ async def test_a_damaged_run_keeps_no_other_from_being_removed(
             return {run.id async for run in client.list_runs()} - {damaged} == {new}
 
         await eventually(only_the_last)
+        with pytest.raises(errors.DataLoss, match=f"run {damaged} cannot be read .*restore it from a backup"):
+            await client.get_run(damaged)
+        await redis.hset(keys.record(damaged), "trees", "damaged")
+        await client.delete(damaged)
+        await gone(client, damaged)
+        assert not [key for key in await left(redis, world) if damaged in key]
+        again = await finish(client, idempotency_key="damaged")
+        assert (again.id != damaged, (await finish(client, idempotency_key="damaged")).id) == (True, again.id)
 
 
 async def test_a_run_whose_deletion_is_stuck_keeps_neither_others_nor_old_runs_from_theirs(

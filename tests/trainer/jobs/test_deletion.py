@@ -260,6 +260,9 @@ async def test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_r
         assert [one.id for one in await trainer.client.collect_garbage()] == [rests[0].name]
         with pytest.raises(errors.DataLoss, match=f"job {live.id} has no format_version"):
             await world.trainer.delete_checkpoint(versions[1])
+        await trainer.client.delete(jobs[1])
+        with pytest.raises(errors.NotFound):
+            await trainer.client.get_job(jobs[1])
 
 
 async def test_nothing_goes_by_default(world: TandemWorld, second: Any):
