@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from services.corpus.moves import MoveRequest
 from services.launcher.backups import archive, making, store_files
 from services.launcher.backups.archive import MANIFEST, Backup
 from services.launcher.backups.keys import Key, pattern, put
-from services.launcher.backups.restoring import restore
+from services.launcher.backups.restoring import check, restore
 from services.launcher.fleet import RESTORING, Fleet, Options
 from services.store.artifacts import ArtifactStore
 from services.store.files import try_lock
@@ -65,6 +66,20 @@ async def test_what_is_backed_up_comes_back_elsewhere(here: Deployment, there: D
     assert (there.store.root / folder_of(CORPUS) / ".explanations/000000000002-a.json").read_text() == "{}"
     assert not (there.store.root / RESTORING).exists()
     assert await there.redis.get("others:key") is None
+
+
+async def test_a_registered_checkpoint_without_files_is_named_whatever_its_row_has(here: Deployment, tmp_path: Path):
+    whole, damaged = await here.register("one"), await here.register("two")
+    key = f"aeenc:{here.namespace}:1:checkpoint:{damaged.id}"
+    row = json.loads(await here.redis.get(key))
+    del row["manifest_sha256"]
+    await here.redis.set(key, json.dumps(row))
+    for one in (whole, damaged):
+        shutil.rmtree(one.path)
+    made = await here.back_up(tmp_path / "backup.tar")
+    named = (f"checkpoints/{one} has no files, though checkpoint {one} is registered" for one in (whole.id, damaged.id))
+    assert sorted(made.damaged) == sorted(named)
+    check(opened(tmp_path / "backup.tar"))
 
 
 async def test_a_lease_that_has_run_out_is_free_after_the_restore(here: Deployment, there: Deployment, tmp_path: Path):

@@ -66,7 +66,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Captured:
-    """The keys of one moment, and what the rows of checkpoints among them say: version and hash of the manifest."""
+    """The keys of one moment, and what the rows of checkpoints among them say: version and manifest's hash, if any."""
 
     keys: Sequence[Key]
     checkpoints: dict[str, str]
@@ -85,9 +85,9 @@ async def capture(redis: Any, keys: str) -> Captured:
     captured = [Key(name.decode(), dump, int(now) + left if left >= 0 else 0) for name, left, dump, _ in found if dump]
     checkpoints = {}
     for *_, row in found:
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # a damaged one is in the backup as it is
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one stays as it is
             record = json.loads(row)
-            checkpoints[record["version"]] = record["manifest_sha256"]
+            checkpoints[record["version"]] = record.get("manifest_sha256", "")
     return Captured(captured, checkpoints)
 
 
