@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, cast
 
@@ -93,11 +95,6 @@ def premise(**fields: Any) -> values.Premise:
     return values.Premise(**fields)
 
 
-async def answered(channel: Channel, annotator: Any) -> None:
-    async for _ in PeopleClient(channel).list_answers("r", annotator):
-        pass
-
-
 ODD: list[tuple[str, Call]] = [
     (r"texts\[1\]: has half a character \('b .ud83d'\)", lambda channel: encoded(channel, ["a", "b \ud83d"])),
     (r"texts\[1\]: is None; give text", lambda channel: encoded(channel, ["a", None])),
@@ -131,12 +128,8 @@ ODD: list[tuple[str, Call]] = [
     ("negative_filter: has 'no_such', which", lambda channel: started(channel, negative_filter={"no_such": 1})),
     ("negative_filter: has 1, which", lambda channel: started(channel, negative_filter={1: 1})),
     (r"premises\[1\]: has half", lambda channel: built(channel, ["a", "\ud83d"])),
-    ("expected: is 3; give text", lambda channel: IndexClient(channel).activate("c", "g", expected=cast("Any", 3))),
     ("version: is 3; give a list", lambda channel: RegistryClient(channel).publish(cast("Any", 3))),
     (r"version\[1\]: is 3; give text", lambda channel: RegistryClient(channel).publish(["q", cast("Any", 3)])),
-    ("annotator: is 3; give text", lambda channel: answered(channel, 3)),
-    ("annotator: is 4; give", lambda channel: PeopleClient(channel).close("r", "t", annotator=cast("Any", 4))),
-    ("annotator: is 5; give", lambda channel: PeopleClient(channel).adjudicate("r", "t", [], annotator=cast("Any", 5))),
     ("validation: has 'iron'; give", lambda channel: trained(channel, validation=["iron"])),
     (r"queries: has 'iron'; give \(text", lambda channel: TrainerClient(channel).evaluate("science", ["iron"])),
 ]
@@ -156,6 +149,27 @@ async def test_what_no_message_can_hold_is_refused_by_its_parameter_and_place(to
     async with connected(register, Explanations(), retry=False) as channel:
         with pytest.raises(errors.InvalidArgument, match=told):
             await call(channel)
+
+
+@pytest.mark.parametrize(
+    "client", [EncoderClient, IndexClient, SamplerClient, TrainerClient, RegistryClient, PeopleClient]
+)
+async def test_a_value_of_no_type_is_refused_by_the_name_that_its_parameter_has(client: Any) -> None:
+    channel = Channel("127.0.0.1:1", timeout_s=1, retry=False)
+    told: list[errors.FieldViolation] = []
+    for method in [one for name, one in inspect.getmembers(client, inspect.isfunction) if name[0] != "_"]:
+        _, *parameters = inspect.signature(method).parameters.values()
+        named = [one for one in parameters if one.kind != one.VAR_KEYWORD]
+        for wrong in named:
+            given = {one.name: "x" if one.annotation == "str" else ["x"] for one in named if one.default is one.empty}
+            called = method(client(channel), **given | {wrong.name: object()})
+            with pytest.raises((errors.InvalidArgument, errors.Unavailable)) as refused:  # the latter: it was sent
+                await (anext(called) if inspect.isasyncgen(called) else called)
+            told += refused.value.violations
+            fields = {re.split(r"\W", one.field)[0] for one in refused.value.violations}
+            assert fields <= {one.name for one in named}, f"{method.__name__}({wrong.name}=…): {refused.value}"
+    assert told
+    await channel.close()
 
 
 async def test_what_a_callers_own_iterable_raises_is_not_taken_for_a_wrong_value() -> None:
