@@ -46,6 +46,12 @@ async def test_a_lead_sees_queue_and_tree(aeenc, world: SamplerWorld):
         drawn = (await aeenc(*target, "tree", run_id, "tree-0")).stdout
         assert "hypothesis 0" in drawn
         assert task.task.candidates[0].premise.text in drawn
+        [lease] = await people.lease("bob", run_id=run_id)
+        added = min({f"p{n}" for n in range(RUN["k"] + 1)} - {c.premise.id for c in lease.task.candidates})
+        await people.submit(lease, [], additions=[added], written=["é fact"])
+        listed = (await aeenc(*target, "tasks", run_id)).stdout
+        assert f"{added}  fact {added[1:]}  (added by bob)" in listed
+        assert "é fact  (written by bob)" in listed
 
 
 async def test_tasks_are_retrieved_again_and_the_trail_says_who_asked(aeenc, world: SamplerWorld):

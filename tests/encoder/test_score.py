@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 
 import numpy as np
 import pytest
 
 from aeenc import errors
+from aeenc.evaluation import analogies
 from aeenc.v1.types_pb2 import Precision
 from services.store.artifacts import ArtifactStore
 from services.store.checkpoint_registry import CheckpointRegistry
@@ -232,7 +234,14 @@ PROTOTYPES = [("the sun is a star", "sun"), ("ice can melt", "water"), ("a plant
 PREMISES = ["moon", "a rabbit can eat the leaf of a plant", "the earth can move"]
 
 
-async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, pretrained) -> None:
+async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, pretrained, monkeypatch) -> None:
+    threads, sound = list[threading.Thread](), analogies.analogy_scores
+
+    def noted(*given):
+        threads.append(threading.current_thread())
+        return sound(*given)
+
+    monkeypatch.setattr(analogies, "analogy_scores", noted)
     async with serve() as (_, client):
         found = await client.score_by_analogy("the moon is cold", PREMISES, PROTOTYPES)
         queries = await client.encode(["the moon is cold", *(query for query, _ in PROTOTYPES)], precision="float32")
@@ -245,6 +254,8 @@ async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, p
         np.testing.assert_allclose(found.scores, expected, atol=1e-5)
         assert (found.model_version, found.truncated, found.ensemble) == (queries.model_version, 0, ())
         assert found.timings.total.total_seconds() > 0
+    [beside] = threads
+    assert beside is not threading.current_thread(), "the caller's loop goes on meanwhile"
 
 
 async def test_an_analogy_without_prototypes_or_with_too_long_texts_is_refused_by_name(serve, pretrained) -> None:

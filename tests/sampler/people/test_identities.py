@@ -60,6 +60,8 @@ async def test_a_person_acts_under_their_own_name_only(world: SamplerWorld, tmp_
             with pytest.raises(errors.PermissionDenied, match="is held by ann, not by bob"):
                 await call
         await people["ann"].submit(mine, [])
+        with pytest.raises(errors.PermissionDenied, match="may only settle"):
+            await people["ann"].close(run_id, mine.task.task_id, "")
         with pytest.raises(errors.PermissionDenied, match="may not act as"):
             await people["bob"].undo("ann", run_id)
         assert len(await people["ann"].undo("", run_id)) == 1

@@ -120,6 +120,11 @@ async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
         again = await take(people, "ann")
         assert again.task.query in {first.task.query, other.task.query}
         assert [c async for c in people.list_tasks(run_id, state=people_pb2.TASK_STATE_DECIDED)] == []
+    async with at_work(world, 2, undo_s=NEVER, overlap=2) as (people, _, run_id):
+        _ahead, undone = [await take(people, "ann", run_id) for _ in range(2)]
+        await people.submit(undone, [])
+        await people.undo("ann", run_id)
+        assert (await take(people, "bob", run_id)).task.query == undone.task.query
 
 
 async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: SamplerWorld):
