@@ -40,11 +40,12 @@ WATCH_WAIT_MS = 1000
 FORMAT_VERSION = 1
 EVENTS_KEPT = 10_000  # of each piece of work, or a few more; about a hundred bytes each
 READ = 1000  # records read in one round trip
+UNFINISHED_TTL_S = 3600  # what an interrupted start has written expires
 STAMP = "'ended_s', redis.call('TIME')[1]"  # Redis's clock: retention never compares those of two hosts
 # A record of a newer release is refused by name, and left as it is; a damaged one, too.
 REFUSED = f"if redis.call('HGET', KEYS[1], 'format_version') ~= '{FORMAT_VERSION}' then return 'REFUSED' end"
 
-# KEYS: record, idempotency key, all, active, events, number; then those of `on_create`; the tombstone
+# KEYS: record, idempotency key, all, active, events, number; then those that stay from now on; the tombstone
 # ARGV: id, whether there is an idempotency key, now, whether it waits for work, then the record's fields and values
 _CREATE = f"""
 if redis.call('EXISTS', KEYS[#KEYS]) == 1 then return '' end
@@ -56,8 +57,7 @@ end
 redis.call('HSET', KEYS[1], unpack(ARGV, 5))
 redis.call('ZADD', KEYS[3], redis.call('INCR', KEYS[6]), ARGV[1])
 if ARGV[4] == '1' then redis.call('SADD', KEYS[4], ARGV[1]) else redis.call('HSET', KEYS[1], {STAMP}) end
-"""
-_CREATED = """
+for i = 7, #KEYS - 1 do redis.call('PERSIST', KEYS[i]) end
 emit(KEYS[1], KEYS[5], ARGV[3])
 return ARGV[1]
 """
@@ -187,23 +187,15 @@ class Expired:
 class LifeCycles:
     """Records, states, leases and events of one kind of work. Raises Unavailable when Redis is away.
 
-    `event_fields` are the fields of a record that an event holds, `state` among them. `on_create` is Lua that runs
-    within `create`; its keys begin at KEYS[7]. Without `needs_lease` an owner may write while nobody holds the lease.
+    `event_fields` are the fields of a record that an event holds, `state` among them. Without `needs_lease` an owner
+    may write while nobody holds the lease.
     """
 
-    def __init__(
-        self,
-        redis: Redis,
-        keys: WorkKeys,
-        event_fields: Sequence[str],
-        *,
-        on_create: str = "",
-        needs_lease: bool = True,
-    ) -> None:
+    def __init__(self, redis: Redis, keys: WorkKeys, event_fields: Sequence[str], *, needs_lease: bool = True) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys, self._noun = keys, keys.noun
         emit = emit_script(event_fields)
-        self._create = Script(redis, emit + _CREATE + on_create + _CREATED)
+        self._create = Script(redis, emit + _CREATE)
         self._transition = Script(
             redis, f"{emit}{NOTE}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
         )
@@ -222,7 +214,8 @@ class LifeCycles:
     ) -> str:
         """Stores new work, or finds what its idempotency key started. Returns the id of what is stored.
 
-        `waits` adds it to the active work. `keys` are those of `on_create`. `also` is a step of the same transaction.
+        `waits` adds it to the active work. `keys` of its own, which were written to expire after UNFINISHED_TTL_S, stay
+        from now on. `also` is a step of the same transaction.
         """
         own = self._keys
         first = [own.record(work_id), own.idempotency(idempotency_key), own.all, own.active, own.events(work_id)]

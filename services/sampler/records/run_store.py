@@ -25,12 +25,11 @@ from services.sampler.records.runs import (
     parse_time,
 )
 from services.store.formats import RESTORE, UNREADABLE, damage_is_data_loss
-from services.store.life_cycles import Entry, LifeCycles, State, Step, emit_script
+from services.store.life_cycles import UNFINISHED_TTL_S, Entry, LifeCycles, State, Step, emit_script
 from services.store.redis import Script, raising_unavailable
 from services.store.requests import Request
 
 CHUNK = 1000
-UNFINISHED_TTL_S = 3600  # the remains of an interrupted start expire after this time
 EVENT_FIELDS = ("state", "error", "ended_at", "current_version", *COUNTERS)
 EMIT = emit_script(EVENT_FIELDS)  # the head of every script that writes an event of a run
 # Adds pairs, and keeps the last amended one of each query and premise. A pair that people have amended (`known`, of the
@@ -58,10 +57,6 @@ local function add_pairs(run, log, amended, texts, first, known)
   redis.call('HINCRBY', run, 'skipped', added.SKIPPED)
 end
 """
-
-# KEYS: from 7 on hypotheses, places, open
-_KEEP_HYPOTHESES = "for i = 7, 9 do redis.call('PERSIST', KEYS[i]) end\n"
-
 
 # KEYS: run, suspects.  ARGV: nodes.  Answers how many of them are new; of a run that was deleted, all
 _SUSPECT = """
@@ -105,7 +100,7 @@ class RunStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS, on_create=_KEEP_HYPOTHESES)
+        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS)
         self._suspect = Script(redis, _SUSPECT)
         self._follow = Script(redis, _FOLLOW)
         self._reserve = Script(redis, _RESERVE)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Literal, Self
+from types import MappingProxyType
+from typing import Any, Literal, Self, cast
 
 from redis.asyncio import Redis
 
 from aeenc.files.lines import digest
 from services.store.formats import RESTORE, check_format, damage_is_data_loss, known_fields
-from services.store.life_cycles import LIVE, Entry, LifeCycles, State, WorkKeys
+from services.store.life_cycles import LIVE, UNFINISHED_TTL_S, Entry, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -26,9 +27,6 @@ Targets = Literal["BINARY", "GRADES", "GRADE_DISTRIBUTION"]
 Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
 PROTOTYPES = 30  # of each class of questions
 EVENT_FIELDS = ("state", "error", "version", "progress", "ended_at")
-UNFINISHED_TTL_S = 3600  # what an interrupted start has written expires
-
-_KEEP_VALIDATION = "redis.call('PERSIST', KEYS[7])\n"
 
 
 @dataclass(frozen=True)
@@ -160,29 +158,16 @@ def job_of(job_id: str, record: Mapping[str, str]) -> Job:
             id=job_id,
             config=JobConfig.from_record(config),
             generation=record["generation"],
+            state=cast("State", record["state"]),
+            error=record.get("error", ""),
+            progress=JobProgress.from_record(json.loads(record.get("progress") or "{}")),
+            version=record.get("version", ""),
             created_at=datetime.fromisoformat(record["created_at"]),
+            ended_at=datetime.fromisoformat(ended_at) if (ended_at := record.get("ended_at")) else None,
             fingerprint=record["fingerprint"],
             event_seq=int(record.get("event_seq", 0)),
             traceparent=record.get("traceparent", ""),
-            **_changing(record),
         )
-
-
-def job_then(job: Job, values: Mapping[str, str]) -> Job:
-    """Returns a job as it was when its changing fields had these values."""
-    return replace(job, **_changing(values))
-
-
-def _changing(record: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the fields that an event has. All but the state may be missing."""
-    ended_at = record.get("ended_at")
-    return {
-        "state": record["state"],
-        "error": record.get("error", ""),
-        "version": record.get("version", ""),
-        "progress": JobProgress.from_record(json.loads(record.get("progress") or "{}")),
-        "ended_at": datetime.fromisoformat(ended_at) if ended_at else None,
-    }
 
 
 @raising_unavailable("jobs")
@@ -196,13 +181,7 @@ class JobStore:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = self.keys = WorkKeys(namespace, "job")
-        self.cycles = LifeCycles(
-            redis,
-            self._keys,
-            EVENT_FIELDS,
-            on_create=_KEEP_VALIDATION,
-            needs_lease=False,
-        )
+        self.cycles = LifeCycles(redis, self._keys, EVENT_FIELDS, needs_lease=False)
 
     async def create(self, job: Job, validation: Sequence[EvaluationQuery]) -> str:
         """Stores a new job, or finds the one that its idempotency key started. Returns the id of the stored job."""
@@ -220,9 +199,9 @@ class JobStore:
         await self._redis.set(queries, asked, ex=UNFINISHED_TTL_S)
         return await self.cycles.create(job.id, job.config.idempotency_key, record, waits=True, keys=[queries])
 
-    async def get(self, job_id: str) -> Job:
-        """Reads a job. Raises NotFound."""
-        return job_of(job_id, await self.cycles.get(job_id))
+    async def get(self, job_id: str, then: Mapping[str, str] = MappingProxyType({})) -> Job:
+        """Reads a job, as it was when its EVENT_FIELDS had the values of `then`. Raises NotFound."""
+        return job_of(job_id, {**await self.cycles.get(job_id), **then})
 
     async def state(self, job_id: str) -> State | None:
         """Reads the state of a job; None for an unknown job."""
@@ -274,9 +253,9 @@ class JobStore:
 
         Raises NotFound.
         """
-        job = await self.get(job_id)
+        record = await self.cycles.get(job_id)
         async for entry in self.cycles.follow(job_id, from_seq):
-            yield entry, job_then(job, entry.values)
+            yield entry, job_of(job_id, {**record, **entry.values})
 
     def _validation(self, job_id: str) -> str:
         """The key of a job's validation queries (string)."""

@@ -21,7 +21,7 @@ from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore, job_then
+from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
 from services.trainer.jobs.losses import LOSSES, NOTHING_CONFIGURED, OPTIONS, Configured, LossSpec, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
@@ -169,7 +169,7 @@ class TrainingJobs:
         """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""
         request = Request(request_id, "CancelJob", {"job_id": job_id})
         if record := await self.store.cycles.requests.answer(request):
-            return job_then(await self.store.get(job_id), record)
+            return await self.store.get(job_id, record)
         answer = await self.store.transition(job_id, LIVE, "CANCELLED", request=request)
         job = await self.store.get(job_id)
         if answer != "OK":
@@ -185,7 +185,7 @@ class TrainingJobs:
         """
         request = Request(request_id, "ResumeJob", {"job_id": job_id})
         if record := await self.store.cycles.requests.answer(request):
-            return job_then(await self.store.get(job_id), record)
+            return await self.store.get(job_id, record)
         resumable: tuple[State, ...] = ("FAILED", "CANCELLED")
         answer = await self.store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)
         if answer == "SUCCEEDED":
