@@ -71,9 +71,9 @@ class ControlItems:
             return wanted
         first = await self._tasks.task_ids(run.id, 0, 1)  # none of its control items: they come once others wait
         found, _ = await self._tasks.read_many(run.id, [*first, *await self._tasks.waiting(run.id, 0, BESIDE)])
-        model, *beside = found
-        if not beside:  # the last task was taken meanwhile
+        if len(found) < 2:  # the last task was taken meanwhile, or the run deleted
             return []
+        model, *beside = found
         new = [control_record(run, items[one], one, model, beside[int(draw(one) * len(beside))]) for one in wanted]
         await self._tasks.put(new)
         return wanted

@@ -370,8 +370,8 @@ class TaskQueue:
             if made := await self._tasks.made(request):  # once the task is read: an earlier attempt may have settled it
                 return made
             tree, _, ordinal = node_id.partition("-")
-            [found] = await self._nodes.trees(run.id, [int(tree)])
-            if int(ordinal) not in found.results:
+            found = await self._nodes.trees(run.id, [int(tree)])  # none of a run that was deleted meanwhile
+            if not any(int(ordinal) in one.results for one in found):
                 if (await self._runs.get(run.id)).ended:
                     problem = f"run {run.id} ended before it recorded node {node_id}"
                     raise errors.FailedPrecondition(f"{problem}; resume it first (aeenc resume {run.id})")

@@ -40,6 +40,22 @@ async def standing(people: Any, name: str) -> values.Qualification:
     return queue.qualification
 
 
+async def test_nobody_gets_a_control_item_of_a_run_that_is_deleted_meanwhile(
+    world: SamplerWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with at_work(world, 2, **controls(tmp_path)) as (people, sampler, run_id):
+        task_ids = TaskStore.task_ids
+
+        async def deleting(store: TaskStore, *asked: Any) -> list[str]:
+            monkeypatch.setattr(TaskStore, "task_ids", task_ids)
+            await sampler.cancel(run_id)
+            await sampler.delete(run_id)
+            return await task_ids(store, *asked)
+
+        monkeypatch.setattr(TaskStore, "task_ids", deleting)
+        assert await people.lease("ann", run_id=run_id) == []
+
+
 async def test_people_answer_control_items_before_any_other_task(world: SamplerWorld, tmp_path):
     async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
         assert await standing(people, "ann") == values.Qualification(items=2)

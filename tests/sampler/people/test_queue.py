@@ -19,6 +19,7 @@ from services.sampler.people import gateway, overview, steps, tasks
 from services.sampler.people.queue import TaskQueue
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
+from services.sampler.records.node_store import NodeStore
 from support.waiting import eventually, until
 from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
 
@@ -125,6 +126,21 @@ async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
         await people.submit(undone, [])
         await people.undo("ann", run_id)
         assert (await take(people, "bob", run_id)).task.query == undone.task.query
+
+
+async def test_an_answer_whose_run_is_deleted_meanwhile_is_not_amended(world: SamplerWorld, monkeypatch):
+    async with at_work(world, 1) as (people, sampler, run_id):
+        answer = await people.submit(lease := await take(people, "ann"), [])
+        await asyncio.wait_for(sampler.wait(run_id), 40)
+        trees = NodeStore.trees
+
+        async def deleting(store: NodeStore, *asked: Any) -> Any:
+            await sampler.delete(run_id)
+            return await trees(store, *asked)
+
+        monkeypatch.setattr(NodeStore, "trees", deleting)
+        with pytest.raises(errors.NotFound, match=f"no run '{run_id}'"):
+            await people.amend(answer.answer_id, {lease.task.candidates[0].premise.id: EXPLAINS}, "ann")
 
 
 async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: SamplerWorld):
