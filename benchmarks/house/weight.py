@@ -77,6 +77,7 @@ ROOMS = {
             "benchmarks/sdk/sentences.py": "sentence-transformers out and in",
             "benchmarks/tables/shipped.py": "a release of trained models",
             "benchmarks/trainer/gain.py": "gain",
+            "benchmarks/trainer/targets.py": "weights for whole trees and facts alone",
         },
     ),
     "tests": Room(

@@ -4,7 +4,6 @@
     make bench NAME=quality ARGS='--only ours'         five encoders without a fold each, three with all; hours
     make bench NAME=quality ARGS='--only epochs'       fewer epochs and more, out of fold; 15 encoders, half an hour
     make bench NAME=quality ARGS='--only latency'      what each stage adds to one query; three minutes
-    make bench NAME=quality ARGS='--only targets'      weights for whole trees and facts alone; half an hour
     make bench NAME=quality ARGS='--base NAME'         a larger base model, by hub id or directory; half an hour a seed
 
 Weights are tuned on train, out of fold (docs/decisions/0043-weights-are-tuned-out-of-fold.md), no epoch is chosen, and
@@ -28,9 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc import Client, Fusion, Retrieval
+from aeenc import Fusion, Retrieval
 from aeenc.cli.corpus import ensure_corpus
-from aeenc.cli.learning.jobs import TRAINING_SPLIT
 from aeenc.evaluation import gold_of
 from aeenc.files.whole import whole_folder
 from aeenc.trees import HELD_OUT, Dataset, write_folds
@@ -47,7 +45,7 @@ from services.trainer.models.base_model import DEFAULT_NAME
 from services.tuning.out_of_fold import HeldOut, OutOfFold, Weights, drawn
 from services.tuning.retrieval import encoded, held_out_of, tune
 
-PARTS = ("pretrained", "ours", "epochs", "latency", "targets")
+PARTS = ("pretrained", "ours", "epochs", "latency")
 SPLIT = "dev"
 TRIALS = 40
 EPOCHS = (4, OURS["epochs"], 12)
@@ -61,66 +59,21 @@ STAGES: Mapping[str, Retrieval] = {
     "hybrid, prior, feedback": replace(ORDERED, fusion=Fusion(lexical_weight=LEXICAL)),
     "hybrid, prior, feedback, features": ORDERED,
 }
-# For whole trees by the hypothesis, and for facts alone; found on train, out of fold (docs/experiments/retrieval.md).
-WHOLE_TREES = Retrieval(
-    "hybrid",
-    Fusion(
-        lexical_weight=0.27,
-        features={
-            "first": 3.596,
-            "rank": 0.0051,
-            "iterative": 0.7425,
-            "query_covered": -6.4398,
-            "premise_covered": 0.2062,
-            "length": 0.0004,
-            "words_given_others": 3.3567,
-            "left_by_others": -2.1765,
-            "vectors_given_others": 1.5968,
-            "words_given_many": -2.244,
-            "left_by_many": 4.6047,
-            "vectors_given_many": 2.1185,
-        },
-    ),
-    prior=0.35,
-    negative_feedback=0.2,
-)
-FACTS_ALONE = Retrieval(
-    "hybrid",
-    Fusion(
-        lexical_weight=0.22,
-        features={
-            "first": 5.2524,
-            "rank": 0.3635,
-            "iterative": 0.4445,
-            "query_covered": -10.8729,
-            "premise_covered": 1.9888,
-            "length": 0.0999,
-            "words_given_others": 6.371,
-            "left_by_others": 2.0313,
-            "vectors_given_others": 3.2429,
-            "words_given_many": -3.7627,
-            "left_by_many": 6.1364,
-            "vectors_given_many": -1.6073,
-        },
-    ),
-    prior=0.15,
-    negative_feedback=0.11,
-)
 BRIEF = 64  # queries that the cross-encoder of the latency learns from
 SEEDS = (0, 1, 2)
 LARGER: Mapping[str, Any] = {**OURS, "learning_rate": 5e-5}  # of a base model of 12 layers
 
 
-FOLDS = 5
+FOLDS = {"fold": 5, "half": 2}
 
 
-def fold_directories(dataset: Dataset) -> Mapping[str, Path]:
+def fold_directories(dataset: Dataset, kind: str) -> Mapping[str, Path]:
     """The folds of the data by name; written once for the same files."""
-    to = home_of(HOME / "folds", dataset.directory)
+    to, number = home_of(HOME / kind, dataset.directory), FOLDS[kind]
     if not to.is_dir():
         with whole_folder(to) as temporary:
-            write_folds(dataset, temporary, number=FOLDS)
-    return {f"fold-{n}": to / f"fold-{n}" for n in range(FOLDS)}
+            write_folds(dataset, temporary, number=number)
+    return {f"{kind}-{n}": to / f"fold-{n}" for n in range(number)}
 
 
 @dataclass(frozen=True)
@@ -146,9 +99,9 @@ class Folds:
 
 
 @contextmanager
-def folds(base_model: str = DEFAULT_NAME, **settings: Any) -> Iterator[Folds]:
+def folds(base_model: str = DEFAULT_NAME, kind: str = "fold", **settings: Any) -> Iterator[Folds]:
     """A fleet with the folds of the benchmarks' data among its data sets."""
-    directories = fold_directories(entailmentbank())
+    directories = fold_directories(entailmentbank(), kind)
     with research(base_model, further=directories, **settings) as whole:
         yield Folds(whole, directories)
 
@@ -391,27 +344,6 @@ def latency(rows: Rows, running: Folds) -> None:
     draw_stages(points, f"strict MAP, {SPLIT}", RESULTS / f"stages-{SPLIT}.png")
 
 
-def explain_by_facts(client: Client, corpus: str, dataset: Dataset) -> None:
-    """Stores train's explanations as far as they are facts: what a corpus without the conclusions of trees knows."""
-    ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
-    facts = set(dataset.facts.values())
-    found = [(one.text, [ids[text] for text in one.gold if text in facts]) for one in dataset.queries(TRAINING_SPLIT)]
-    client.index.put_explanations(corpus, [one for one in found if one[1]], replace=True)
-
-
-def targets(rows: Rows, running: Folds) -> None:
-    """Whole trees and facts alone by weights of their own, beside those for single steps; three seeds, and the time."""
-    steps, trees = by_seeds(running, OURS, SEEDS, (ORDERED, WHOLE_TREES))
-    by_facts = replace(running, whole=replace(running.whole, explain=explain_by_facts))
-    (facts,) = by_seeds(by_facts, OURS, SEEDS, (FACTS_ALONE,))
-    for name, least in (("AllCorrect@25", 0.51), ("Recall@25", 0.77)):
-        rows.at_least(f"whole trees: {SPLIT} {name}", of_trees(trees, name), "", least, of_trees(steps, name))
-    rows.at_least(f"facts alone: {SPLIT} MAP", figure(facts, FACTS), "", 0.605, figure(steps, FACTS))
-    ways = {"single steps": ORDERED, "whole trees": WHOLE_TREES, "facts alone": FACTS_ALONE}
-    for name, took in timed(running.whole, ways).items():
-        rows.note(f"one query, {name}: median", float(np.median(took)), "ms")
-
-
 def main() -> None:
     """Measures the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -425,7 +357,7 @@ def main() -> None:
         rows.finish()
         return
     rows = Rows.of("quality", given.only, PARTS)
-    measures = {"pretrained": pretrained, "ours": ours, "epochs": epochs, "latency": latency, "targets": targets}
+    measures = {"pretrained": pretrained, "ours": ours, "epochs": epochs, "latency": latency}
     with folds() as running:
         for part in given.only:
             measures[part](rows, running)

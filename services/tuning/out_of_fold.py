@@ -44,12 +44,16 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Queries with their gold premises as ordinals, vectors (n, dim) of an encoder and a prior that know neither."""
+    """Queries with their gold premises as ordinals, vectors (n, dim) of an encoder and a prior that know neither.
+
+    Of premises that are `unjudged`, a list for each query, features learn nothing; none: all are judged.
+    """
 
     texts: Sequence[str]
     gold: Sequence[Sequence[int]]
     vectors: NDArray[np.float32]
     prior: Prior
+    unjudged: Sequence[Sequence[int]] = ()
 
 
 def drawn(folds: Sequence[HeldOut], most: int, seed: int) -> list[HeldOut]:
@@ -103,24 +107,33 @@ class OutOfFold:
         for call in (call for calls in self._calls for call in calls):
             yield from alone.finished(_ranked(_with(call, weights)))
 
+    def ordered(self, weights: Weights, features: Mapping[str, float]) -> Iterator[SearchHits]:
+        """Yields the same, the first premises of each ordered by features of these weights."""
+        for fold in range(len(self._folds)):
+            for hits, known, _ in self._examples(fold, weights, tuple(features)):
+                yield fusion.order_by(hits, known, features, POOL)
+
     def learn(self, weights: Weights, names: Sequence[str] = FEATURES) -> LearnedOrder:
         """Fits the weights of features on all queries, and ranks those of each fold by weights fitted on the others."""
         folds = [self._examples(n, weights, names) for n in range(len(self._folds))]
         rankings = list[SearchHits]()
         for n, own in enumerate(folds):
-            learned = fit([one for of in folds[:n] + folds[n + 1 :] for _, one in of], names)
-            rankings += [fusion.order_by(hits, features, learned, POOL) for hits, (features, _) in own]
-        return LearnedOrder(fit([one for of in folds for _, one in of], names), rankings)
+            learned = fit([one for of in folds[:n] + folds[n + 1 :] for *_, one in of], names)
+            rankings += [fusion.order_by(hits, features, learned, POOL) for hits, features, _ in own]
+        return LearnedOrder(fit([one for of in folds for *_, one in of], names), rankings)
 
-    def _examples(self, fold: int, weights: Weights, names: Sequence[str]) -> list[tuple[SearchHits, Example]]:
-        """The ranking of each query, the features of its first premises, and which of them are gold."""
-        examples = list[tuple[SearchHits, Example]]()
+    def _examples(
+        self, fold: int, weights: Weights, names: Sequence[str]
+    ) -> list[tuple[SearchHits, NDArray[np.float64], Example]]:
+        """The ranking of each query, the features of its first premises, and what those that are judged teach."""
+        examples, own = list[tuple[SearchHits, NDArray[np.float64], Example]](), self._folds[fold]
         for call in self._calls[fold]:
             ranked = alone.finished(_ranked(_with(call, weights, names)))
-            gold = self._folds[fold].gold[len(examples) :]
             for row, hits in enumerate(ranked):
-                features = call.features(row, hits, names)
-                examples.append((hits, (features, np.isin(hits.ordinals[: len(features)], gold[row]))))
+                features, n = call.features(row, hits, names), len(examples)
+                first = hits.ordinals[: len(features)]
+                judged = ~np.isin(first, own.unjudged[n] if own.unjudged else ())
+                examples.append((hits, features, (features[judged], np.isin(first[judged], own.gold[n]))))
         return examples
 
 

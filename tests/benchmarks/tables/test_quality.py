@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ from benchmarks.tables.by_tree import (
     precisions_of,
     whole_trees,
 )
-from benchmarks.tables.quality import FACTS_ALONE, ORDERED, VECTORS, WHOLE_TREES, explain_by_facts, retrieval_of
+from benchmarks.tables.quality import retrieval_of
 from services.tuning.out_of_fold import Weights
 
 
@@ -125,19 +122,6 @@ def test_where_facts_alone_are_gold_the_other_gold_premises_leave_the_ranking(tm
     assert fact_precisions_of(dataset, "dev", [*others, [2, 0], [0, 3]])[-2:].tolist() == [0.0, 1 / 6], "0: not ranked"
 
 
-def test_a_prior_of_facts_knows_no_conclusion_and_no_query_without_a_fact(tmp_path: Path) -> None:
-    _dataset(tmp_path)
-    (tmp_path / "dataset" / "task_1" / "dev.jsonl").rename(tmp_path / "dataset" / "task_1" / "train.jsonl")
-    (tmp_path / "supporting_data").mkdir()
-    facts = json.dumps({"f1": "leaf 1", "f3": "leaf 3"})
-    (tmp_path / "supporting_data" / "worldtree_corpus_sentences_extended.json").write_text(facts)
-    dataset, client = Dataset.load(tmp_path), Mock()
-    explain_by_facts(client, "corpus", dataset)
-    ids = {one.text: one.id for one in dataset.candidates()}
-    told = [("node 2", [ids["leaf 3"]]), ("node 1", [ids["leaf 1"]])]  # whose other premises are no facts
-    client.index.put_explanations.assert_called_once_with("corpus", told, replace=True)
-
-
 def test_weights_and_features_become_options_of_retrieve() -> None:
     made = retrieval_of(Weights(0.2, 0.1, 0.3), {"rank": 1.0})
     assert (made.mode, made.prior, made.negative_feedback) == ("hybrid", 0.1, 0.3)
@@ -151,13 +135,6 @@ def test_a_tree_is_whole_if_all_its_leaves_are_among_the_first_25_of_its_hypothe
     in_order = np.arange(len(texts))
     assert whole_trees(trees, {"the top": in_order}, texts).all_correct_at_25 == 1.0
     assert whole_trees(trees, {"the top": in_order[::-1]}, texts).all_correct_at_25 == 0.0
-
-
-def test_the_weights_of_the_page_are_those_that_are_measured() -> None:
-    page = (rows.ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
-    shown = [ast.literal_eval(found) for found in re.findall(r'{\s*"first"[^}]*}', page)]
-    measured = [one.fusion.features for one in (ORDERED, VECTORS, WHOLE_TREES, FACTS_ALONE) if one.fusion]
-    assert [one for one in measured if one not in shown] == []
 
 
 @pytest.fixture

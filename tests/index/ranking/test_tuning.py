@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -94,18 +95,29 @@ async def test_what_is_learned_is_what_retrieve_orders_by(index, mode, weights: 
     ranked = iter(learned.rankings)
     for n, fold in enumerate(_folds(3)):
         others = OutOfFold(FACTS, PREMISES, [one for at, one in enumerate(_folds(3)) if at != n])
+        features = others.learn(weights, names).features
         answered = await index.client.retrieve(
             "science",
             fold.texts,
             k=len(FACTS),
             mode=mode,
-            fusion=Fusion(lexical_weight=weights.lexical_weight, features=others.learn(weights, names).features),
+            fusion=Fusion(lexical_weight=weights.lexical_weight, features=features),
             prior=weights.prior,
             negative_feedback=weights.negative_feedback,
         )
-        for hits, found in zip(answered.results, ranked, strict=False):
+        given = OutOfFold(FACTS, PREMISES, [fold]).ordered(weights, features)
+        for hits, found, same in zip(answered.results, ranked, given, strict=False):
             assert [hit.id for hit in hits] == [f"f{one}" for one in found.ordinals]
+            np.testing.assert_array_equal(found.ordinals, same.ordinals)
             np.testing.assert_allclose([hit.score for hit in hits], found.scores, atol=1e-5)
+
+
+def test_features_learn_nothing_of_premises_that_are_not_judged() -> None:
+    [fold] = _folds(1)
+    others = [[n for n in range(len(FACTS)) if n not in gold] for gold in fold.gold]
+    for unjudged, learns in (((), True), (others, False)):
+        measured = OutOfFold(FACTS, PREMISES, [replace(fold, unjudged=unjudged)] * 2)
+        assert any(measured.learn(Weights(0.3)).features.values()) == learns
 
 
 def test_a_stage_that_only_long_texts_feel_is_felt_in_tuning_too(monkeypatch: pytest.MonkeyPatch) -> None:
