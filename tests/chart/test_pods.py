@@ -20,7 +20,7 @@ from support.chart_pods import SETS, Cluster, rendered
 from support.models.tiny_base_models import write_tiny_base
 from support.servers.s3_server import s3_server
 
-pytestmark = [pytest.mark.chart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chart, pytest.mark.timeout(1200)]
 FACTS = ["a magnet attracts iron", "a nail is made of iron", "the sun is a star", "ice is solid water"]
 TOKENS = {"token": "a-token", "admin-token": "an-admin-token", "redis-password": "a-password"}
 LAB = "a-token-of-the-lab"
