@@ -41,13 +41,13 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         return sampler_pb2.GetRunResponse(run=convert.to_run(await self._sampling.runs.get(request.run_id)))
 
     async def ListRuns(self, request: sampler_pb2.ListRunsRequest, context: Any) -> sampler_pb2.ListRunsResponse:
-        runs, token = await self._page(request, self._sampling.runs.page, convert.to_run)
+        runs, token = await self._page(request, self._sampling.runs.cycles.page, convert.to_run)
         return sampler_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def WatchRun(
         self, request: sampler_pb2.WatchRunRequest, context: Any
     ) -> AsyncIterator[sampler_pb2.WatchRunResponse]:
-        async for event, run in self._sampling.runs.watch(request.run_id, request.from_seq):
+        async for event, run in self._sampling.runs.cycles.watch(request.run_id, request.from_seq):
             yield sampler_pb2.WatchRunResponse(seq=event.seq, at=to_timestamp(event.at), run=convert.to_run(run))
 
     async def CancelRun(self, request: sampler_pb2.CancelRunRequest, context: Any) -> sampler_pb2.CancelRunResponse:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from redis.asyncio import Redis
 
@@ -184,16 +184,24 @@ class Expired:
 
 
 @raising_unavailable("records")
-class LifeCycles:
+class LifeCycles(Generic[T]):
     """Records, states, leases and events of one kind of work. Raises Unavailable when Redis is away.
 
-    `event_fields` are the fields of a record that an event holds, `state` among them. Without `needs_lease` an owner
-    may write while nobody holds the lease.
+    `event_fields` are the fields of a record that an event holds, `state` among them. `read` makes the work of its id
+    and record. Without `needs_lease` an owner may write while nobody holds the lease.
     """
 
-    def __init__(self, redis: Redis, keys: WorkKeys, event_fields: Sequence[str], *, needs_lease: bool = True) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: WorkKeys,
+        event_fields: Sequence[str],
+        read: Callable[[str, Mapping[str, str]], T],
+        *,
+        needs_lease: bool = True,
+    ) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
-        self._keys, self._noun = keys, keys.noun
+        self._keys, self._noun, self._read = keys, keys.noun, read
         emit = emit_script(event_fields)
         self._create = Script(redis, emit + _CREATE)
         self._transition = Script(
@@ -252,10 +260,10 @@ class LifeCycles:
     def _check(self, work_id: str, record: Mapping[str, str]) -> None:
         check_format(record, FORMAT_VERSION, f"{self._noun} {work_id}")
 
-    async def page(self, limit: int, before: int, read: Callable[[str, Mapping[str, str]], T]) -> tuple[list[T], int]:
-        """What `read` makes of at most `limit` records older than number `before` (0: the newest), and the next number.
+    async def page(self, limit: int, before: int) -> tuple[list[T], int]:
+        """At most `limit` pieces of work older than number `before` (0: the newest), and the next number (0: none).
 
-        That is 0 at the end. Records of a newer release and damaged ones are left out; `get` says why.
+        Those of a newer release and damaged ones are left out; `get` says why.
         """
         top = f"({before}" if before else "+inf"
         found = await self._redis.zrevrangebyscore(self._keys.all, top, 0, start=0, num=limit + 1, withscores=True)
@@ -268,7 +276,7 @@ class LifeCycles:
             try:
                 if record:
                     self._check(work_id, record)
-                    page.append(read(work_id, record))
+                    page.append(self._read(work_id, record))
             except UNREADABLE as error:
                 log.warning("left out of a list", id=work_id, reason=error.message)
         return page, int(found[limit - 1][1]) if len(found) > limit else 0
@@ -342,13 +350,13 @@ class LifeCycles:
             entries.append(Entry(int(entry_id.partition("-")[0]), at, values))
         return entries
 
-    async def follow(self, work_id: str, from_seq: int) -> AsyncIterator[Entry]:
-        """The events from a sequence number on, until the work has ended and all its events were read."""
-        seq = max(from_seq, 1) - 1
+    async def watch(self, work_id: str, from_seq: int) -> AsyncIterator[tuple[Entry, T]]:
+        """The events from a sequence number on, each with the work after it, until it has ended. Raises NotFound."""
+        started, seq = await self.get(work_id), max(from_seq, 1) - 1
         while True:
             entries = await self.events(work_id, seq, wait_ms=WATCH_WAIT_MS)
             for entry in entries:
-                yield entry
+                yield entry, self._read(work_id, {**started, **entry.values})
                 seq = entry.seq
             if not entries or entries[-1].values["state"] not in LIVE:
                 record = await self.get(work_id)

@@ -47,13 +47,13 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.GetJobResponse(job=convert.to_job(await self._jobs.store.get(request.job_id)))
 
     async def ListJobs(self, request: trainer_pb2.ListJobsRequest, context: Any) -> trainer_pb2.ListJobsResponse:
-        jobs, token = await self._page(request, self._jobs.store.page, convert.to_job)
+        jobs, token = await self._page(request, self._jobs.store.cycles.page, convert.to_job)
         return trainer_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
 
     async def WatchJob(
         self, request: trainer_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[trainer_pb2.WatchJobResponse]:
-        async for event, job in self._jobs.store.watch(request.job_id, request.from_seq):
+        async for event, job in self._jobs.store.cycles.watch(request.job_id, request.from_seq):
             yield trainer_pb2.WatchJobResponse(seq=event.seq, at=to_timestamp(event.at), job=convert.to_job(job))
 
     async def CancelJob(self, request: trainer_pb2.CancelJobRequest, context: Any) -> trainer_pb2.CancelJobResponse:

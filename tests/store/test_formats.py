@@ -118,7 +118,7 @@ async def run(place: Place, field: str = "") -> Record:
     async def read() -> RunConfig:
         return (await runs.get(RUN.id)).config
 
-    return Record((f"{place.prefix}run:{RUN.id}:record", field), read, resume, runs.page)
+    return Record((f"{place.prefix}run:{RUN.id}:record", field), read, resume, runs.cycles.page)
 
 
 async def pair(place: Place) -> Record:
@@ -164,7 +164,7 @@ async def job(place: Place, field: str = "") -> Record:
     async def read() -> JobConfig:
         return (await jobs.get(JOB.id)).config
 
-    return Record((f"{place.prefix}job:{JOB.id}:record", field), read, resume, jobs.page)
+    return Record((f"{place.prefix}job:{JOB.id}:record", field), read, resume, jobs.cycles.page)
 
 
 async def checkpoint(place: Place) -> Record:

@@ -20,7 +20,7 @@ class Works:
     def __init__(self, redis: Any, namespace: str) -> None:
         self.redis, self.namespace = redis, namespace
         self.keys = WorkKeys(namespace, "work")
-        self.cycles = LifeCycles(redis, self.keys, ("state",), needs_lease=False)
+        self.cycles = LifeCycles(redis, self.keys, ("state",), lambda work_id, _: work_id, needs_lease=False)
 
     async def create(self, work_id: str, key: str = "", state: str = "PENDING") -> str:
         record = {"format_version": 1, "state": state, "ended_at": "" if state in LIVE else now()}
@@ -70,7 +70,7 @@ async def test_deleted_work_is_seen_by_nobody_and_its_idempotency_key_starts_ano
         await works.delete("b", "r1", "key")
     with pytest.raises(errors.NotFound):
         await works.cycles.get("a")
-    assert await works.cycles.page(10, 0, str) == ([], 0)
+    assert await works.cycles.page(10, 0) == ([], 0)
     assert await works.cycles.transition("a", ("SUCCEEDED",), "PENDING") == "MISSING"
     with pytest.raises(errors.Unavailable, match="is being deleted"):
         await works.create("a")
@@ -117,7 +117,7 @@ async def test_of_a_long_life_the_last_events_are_kept_and_a_late_watcher_begins
     for _ in range(250):
         assert await works.cycles.transition("a", LIVE, "RUNNING") == "OK"
     await works.cycles.transition("a", LIVE, "SUCCEEDED")
-    seen = [entry.seq async for entry in works.cycles.follow("a", 1)]
+    seen = [entry.seq async for entry, _ in works.cycles.watch("a", 1)]
     assert 100 <= len(seen) <= 200
     assert seen == list(range(252 - len(seen) + 1, 253))
 
@@ -127,7 +127,7 @@ async def test_an_end_whose_answer_was_lost_counts_and_cancelled_work_ends_no_mo
 ) -> None:
     transition, lost = LifeCycles.transition, ["a"]
 
-    async def losing(self: LifeCycles, work_id: str, *arguments: Any, **how: Any) -> str:
+    async def losing(self: LifeCycles[str], work_id: str, *arguments: Any, **how: Any) -> str:
         answer = await transition(self, work_id, *arguments, **how)
         if work_id in lost:
             lost.remove(work_id)

@@ -353,7 +353,10 @@ async def test_without_redis_every_call_says_so(own_redis: list[PrivateRedis]) -
     registry = Registry(redis, "n")
     own_redis[-1].process.kill()
     own_redis[-1].process.wait()
-    cycles, request = LifeCycles(redis, WorkKeys("n", "run"), ("state",)), Request("id", "StartRun", {})
+    cycles, request = (
+        LifeCycles(redis, WorkKeys("n", "run"), ("state",), lambda work_id, _: work_id),
+        Request("id", "StartRun", {}),
+    )
     for noun, calls in {
         "registry": [registry.set_label(SPACE, "stable", "q1"), registry.labels(), registry.checkpoints.add(row("q1"))],
         "requests": [registry.requests.answer(request), registry.requests.record(request, {})],

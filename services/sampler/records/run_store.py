@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from services.sampler.records.runs import (
     parse_time,
 )
 from services.store.formats import RESTORE, UNREADABLE, damage_is_data_loss
-from services.store.life_cycles import UNFINISHED_TTL_S, Entry, LifeCycles, State, Step, emit_script
+from services.store.life_cycles import UNFINISHED_TTL_S, LifeCycles, State, Step, emit_script
 from services.store.redis import Script, raising_unavailable
 from services.store.requests import Request
 
@@ -100,7 +100,7 @@ class RunStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS)
+        self.cycles = LifeCycles(redis, keys, EVENT_FIELDS, _run)
         self._suspect = Script(redis, _SUSPECT)
         self._follow = Script(redis, _FOLLOW)
         self._reserve = Script(redis, _RESERVE)
@@ -145,10 +145,6 @@ class RunStore:
         """A run. Raises NotFound."""
         return _run(run_id, await self.cycles.get(run_id))
 
-    async def page(self, limit: int, before: int) -> tuple[list[Run], int]:
-        """At most `limit` runs older than number `before` (0: the newest), and the number to go on with (0: none)."""
-        return await self.cycles.page(limit, before, _run)
-
     async def live(self) -> list[Run]:
         """The runs that wait or work, the oldest first, without those of a newer release and damaged ones."""
         found = []
@@ -168,12 +164,6 @@ class RunStore:
     async def remove(self, keys: Sequence[str]) -> None:
         """Removes keys; Redis frees their memory beside its work."""
         await self._redis.unlink(*keys)
-
-    async def watch(self, run_id: str, from_seq: int) -> AsyncIterator[tuple[Entry, Run]]:
-        """The events of a run from a sequence number on, each with the run after it, until it has ended."""
-        record = await self.cycles.get(run_id)
-        async for entry in self.cycles.follow(run_id, from_seq):
-            yield entry, _run(run_id, {**record, **entry.values})
 
     async def suspect(self, run_id: str, node_ids: Sequence[str]) -> bool:
         """Notes that nodes stayed unanswered when asked alone. True when all were noted before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from aeenc.files.lines import digest
 from services.store.formats import RESTORE, check_format, damage_is_data_loss, known_fields
-from services.store.life_cycles import LIVE, UNFINISHED_TTL_S, Entry, LifeCycles, State, WorkKeys
+from services.store.life_cycles import LIVE, UNFINISHED_TTL_S, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -181,7 +181,7 @@ class JobStore:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = self.keys = WorkKeys(namespace, "job")
-        self.cycles = LifeCycles(redis, self._keys, EVENT_FIELDS, needs_lease=False)
+        self.cycles = LifeCycles(redis, self._keys, EVENT_FIELDS, job_of, needs_lease=False)
 
     async def create(self, job: Job, validation: Sequence[EvaluationQuery]) -> str:
         """Stores a new job, or finds the one that its idempotency key started. Returns the id of the stored job."""
@@ -216,10 +216,6 @@ class JobStore:
             check_format({"format_version": version}, FORMAT_VERSION, what)
             return list(map(EvaluationQuery.of_record, queries))
 
-    async def page(self, limit: int, before: int) -> tuple[list[Job], int]:
-        """Lists at most `limit` jobs older than number `before` (0 for all), and the next number (0 at the end)."""
-        return await self.cycles.page(limit, before, job_of)
-
     async def transition(
         self, job_id: str, allowed: Sequence[State], state: State, version: str = "", worker: str = "", **how: Any
     ) -> str:
@@ -247,15 +243,6 @@ class JobStore:
         """Tells about how much memory a job takes in Redis."""
         own = self._keys
         return await self.cycles.size_bytes([own.record(job_id), own.events(job_id), self._validation(job_id)])
-
-    async def watch(self, job_id: str, from_seq: int) -> AsyncIterator[tuple[Entry, Job]]:
-        """Yields the events of a job from a sequence number on, each with the job after it, until it has ended.
-
-        Raises NotFound.
-        """
-        record = await self.cycles.get(job_id)
-        async for entry in self.cycles.follow(job_id, from_seq):
-            yield entry, job_of(job_id, {**record, **entry.values})
 
     def _validation(self, job_id: str) -> str:
         """The key of a job's validation queries (string)."""

@@ -99,7 +99,7 @@ async def stores(world: SamplerWorld, redis: Any, keys: RunKeys) -> Stores:
 
 
 async def test_a_watch_shows_the_version_that_a_run_follows_since_it_began(stores: Stores):
-    events = stores.runs.watch(stores.run_id, 0)
+    events = stores.runs.cycles.watch(stores.run_id, 0)
     async with aclosing(events):
         _, seen = await anext(events)
         assert seen.version == stores.run.model_version

@@ -64,7 +64,7 @@ async def test_a_job_whose_process_was_asked_to_end_or_lacked_the_store_goes_on_
     children = starting(monkeypatch, *script)
     bench.runner.start()
     assert (await bench.until("SUCCEEDED")).version == "v1"
-    assert "FAILED" not in [job.state async for _, job in bench.store.watch(bench.job.id, 0)]
+    assert "FAILED" not in [job.state async for _, job in bench.store.cycles.watch(bench.job.id, 0)]
     assert len(children) == 2
 
 
