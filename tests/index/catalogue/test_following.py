@@ -102,7 +102,10 @@ async def test_a_full_queue_keeps_no_replica_from_following_and_no_generation_fr
 
 async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated_open_it_once(serve, monkeypatch):
     async with serve(instance="one", **BRISK) as one, serve(instance="two", look_s=NEVER) as two:
-        second = (await one.client.build("science", facts())).id
+        second = (await one.client.build("science", facts(), activate=False)).id
+        with pytest.raises(errors.NotFound, match="no active generation"):
+            await served(two, "science")
+        await one.client.activate("science", second)
         opened = list[str]()
 
         def slowly(corpus: str) -> None:
