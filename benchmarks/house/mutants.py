@@ -8,6 +8,10 @@ its module is read, has the tests that run any line of its module. What a mutant
 long as its module's text stays the same: a run that is broken off goes on, and tries those again that survived.
 Survivors are listed with file, line and change. Those that change nothing that a caller could see are not counted:
 `mutants-equivalent.txt` beside this file has a line `PATH: BEFORE -> AFTER in LINE | reason` for each.
+
+`--went` tries those of `tests-that-went.tsv` instead: of tests of commit 5cf945c4 that went, drawn by a seed, each
+with a change that it would have caught and the test of today that is to fail on it. A line has tabs between: old
+test, path, text, its replacement, test; where nothing is left to change, old test, `-`, two empty ones, where it went.
 """
 
 from __future__ import annotations
@@ -37,8 +41,12 @@ from services.store.life_cycles import digest
 
 KEPT = ROOT / ".aeenc" / "bench" / "mutants"
 EQUIVALENT = Path(__file__).with_name("mutants-equivalent.txt")
+WENT = Path(__file__).with_name("tests-that-went.tsv")
 TESTS_RUN = Path(__file__).with_name("tests_run.py")
 LEAST = 0.9
+WENT_S = 400.0  # for the test of one that went
+ANY = ("--timeout=300", "-m", "")  # tests, whatever their markers and however busy the machine
+SET_UP = {"tests/browser/": "clients/workbench/page/node_modules", "tests/chart/": ".venv-chart"}  # by make test-…
 SLOWER, SPARE_S = 4.0, 20.0  # a mutant's tests may take so many times as long as without it, and so much longer
 MOST_S = 30.0  # of tests that a mutant has, without it, those in the file of its module's name aside
 EXIT_PASSED = 0  # of pytest
@@ -191,13 +199,15 @@ class Copy:
         )  # fmt: skip
 
     def survives(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> bool:
-        """Whether all tests pass within the time with the mutant."""
+        """Whether all tests pass within the time with the mutant; prints it."""
         sound = (ROOT / mutant.path).read_bytes()
         self._write(mutant.path, sound[: mutant.start] + mutant.after.encode() + sound[mutant.end :])
         try:
-            return not tests or self.run(tests, limit_s) == EXIT_PASSED
+            is_left = not tests or self.run(tests, limit_s) == EXIT_PASSED
         finally:
             self._write(mutant.path, sound)
+        print(f"  {'survived' if is_left else 'killed'}  {mutant}", flush=True)
+        return is_left
 
     def _write(self, path: str, content: bytes) -> None:
         self._changed += 2
@@ -289,7 +299,6 @@ def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[st
             told[key_of[mutant]] = copy.survives(mutant, *lines_run.tests(mutant))
             copies.put(copy)
             kept.write_text(json.dumps(told))
-            print(f"  {'survived' if told[key_of[mutant]] else 'killed'}  {mutant}", flush=True)
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(survives, left))
@@ -298,6 +307,47 @@ def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[st
         rows.note(f"{name}: seconds a mutant, {workers} at a time", (time.monotonic() - begun) / len(left), "s")
     share = 1 - len(survivors) / len(mutants)
     rows.at_least(f"{name}: {len(mutants)} mutants, killed", share, "share", LEAST, survivors or None)
+    print("\n".join(["survivors:", *survivors]))
+
+
+def went(lines: Sequence[str]) -> list[tuple[str, Mutant | None, str]]:
+    """The name of each test that went, its mutant if there is one, and the test that kills it, or where it went.
+
+    Raises SystemExit for a text that its file does not have exactly once.
+    """
+    found = list[tuple[str, Mutant | None, str]]()
+    for old, path, *texts, today in (one.split("\t") for one in lines):
+        mutant = None
+        if path != "-":
+            before, after = (one.replace("\\n", "\n").replace("\\t", "\t") for one in texts)
+            source = (ROOT / path).read_text()
+            if (times := source.count(before)) != 1:
+                raise SystemExit(f"{path} has {times} times {before!r}, the text for {old}; give it anew")
+            ahead = source.partition(before)[0]
+            line, start = ahead.count("\n") + 1, len(ahead.encode())
+            text = source.splitlines()[line - 1].strip()
+            mutant = Mutant(path, line, text, start, start + len(before.encode()), before, after)
+        found.append((old, mutant, today))
+    return found
+
+
+def try_went(rows: Rows) -> None:
+    """Tries the mutants of the tests that went, each by its one test, and adds the rows."""
+    every = went(WENT.read_text().splitlines())
+    found = [(old, mutant, test) for old, mutant, test in every if mutant]
+    lacking = tuple(tests for tests, made in SET_UP.items() if not (ROOT / made).exists())
+    tried = [one for one in found if not one[2].startswith(lacking)]
+    with tempfile.TemporaryDirectory(prefix="aeenc-mutants-") as folder, closing(Copy(Path(folder))) as copy:
+        for made in SET_UP.values():
+            if (ROOT / made).exists():
+                (Path(folder) / made).symlink_to(ROOT / made)
+        if copy.run([*ANY, *sorted({test for _, _, test in tried})], 3600.0) != EXIT_PASSED:
+            raise SystemExit(f"{copy.log}\nwithout a mutant, these tests do not pass; mend them first")
+        survivors = [f"{old}: {mutant}" for old, mutant, test in tried if copy.survives(mutant, [*ANY, test], WENT_S)]
+    rows.note("tests that went, with nothing left to change", len(every) - len(found), "tests")
+    rows.note("tests that went, found in a browser or a chart not set up here", len(found) - len(tried), "tests")
+    share = 1 - len(survivors) / len(tried)
+    rows.at_least(f"tests that went: {len(tried)} mutants, killed", share, "share", 1.0, survivors or None)
     print("\n".join(["survivors:", *survivors]))
 
 
@@ -310,7 +360,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--went", action="store_true", help="what the tests that went had caught, instead")
     given = parser.parse_args()
+    if given.went:
+        rows = Rows("mutants-went")
+        try_went(rows)
+        rows.finish()
     room = ROOMS[given.room]
     mutants = drawn(given.modules or room.modules, given.count, given.seed)
     rows = Rows("mutants" if given.modules else f"mutants-{given.room}")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness import rows
 from benchmarks.harness.rows import ROOT
-from benchmarks.house.mutants import TESTS_RUN, drawn, equivalent, mutants_of
+from benchmarks.house.mutants import TESTS_RUN, WENT, drawn, equivalent, mutants_of, went
 from benchmarks.house.tests_run import NOTES
 from benchmarks.house.weight import ROOMS, STOOD, is_generated, is_in, weight
 
@@ -71,6 +71,21 @@ def test_each_mutant_that_is_not_counted_can_be_made_today_and_has_a_reason():
     made = {one.change for path in paths for one in mutants_of(path, (ROOT / path).read_text())}
     assert not told.keys() - made, "take these off mutants-equivalent.txt, or write them anew"
     assert all(told.values())
+
+
+def test_each_test_that_went_has_a_change_that_can_be_made_today_and_a_test_or_says_where_it_went(tmp_path: Path):
+    found = went(WENT.read_text().splitlines())
+    assert len({old for old, _, _ in found}) == len(found)
+    for _, mutant, today in found:
+        path, _, name = today.partition("::")
+        assert today if mutant is None else f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), today
+    (tmp_path / "m.py").write_text(SOURCE)
+    [(_, mutant, _)] = went([f"old\t{tmp_path}/m.py\tprint(é)\\n    return\té\ttoday"])
+    assert mutant is not None
+    assert SOURCE.encode()[mutant.start : mutant.end] == b"print(\xc3\xa9)\n    return"
+    for text, times in (("nobody", 0), ("é", 6)):
+        with pytest.raises(SystemExit, match=f"m.py has {times} times '{text}', the text for old"):
+            went([f"old\t{tmp_path}/m.py\t{text}\t\ttoday"])
 
 
 TESTS = """import subprocess, sys, m
