@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 REPEAT_S = 0.2
 END_S = 5.0  # that a child process may take to end
+EXIT_DISK_FULL = 4  # its exit status
 
 
 async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -137,13 +138,15 @@ class ChildProcess:
         break this process's connections. `subprocess` uses vfork, which runs none of our code before the exec.
         In a session of its own, it does not get the Ctrl-C of the terminal that this process was started from.
         """
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+        # unbuffered: a buffer that a dead child did not read would be written again when its pipe closes
+        self._process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, start_new_session=True, env=environment
+        )
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._watch, args=(asyncio.get_running_loop(),), daemon=True).start()
         if line and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has died: its exit status tells
                 self._process.stdin.write(f"{line}\n".encode())
-                self._process.stdin.flush()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         status = self._process.wait()

@@ -33,7 +33,7 @@ from services.index.dense.exact import FAISS, FlatIndex
 from services.index.lexical.bm25 import write_lexical
 from services.index.values import REMOTE_ENGINES, Engine, EngineOptions, LexicalSettings, SearchHits
 from services.kit import logs
-from services.kit.concurrency import ChildProcess, end_with_parent, run_in_thread
+from services.kit.concurrency import EXIT_DISK_FULL, ChildProcess, end_with_parent, run_in_thread
 
 log = logs.get(__name__)
 MODULE = "services.index.building.index_process"
@@ -48,7 +48,6 @@ CANDIDATES = (400, 1600)
 BLOCK_ROWS = 65_536
 LINKS, EF_CONSTRUCTION = 32, 100
 NICENESS = 10
-EXIT_DISK_FULL = 4
 ANSWER = "indexed.json"
 
 

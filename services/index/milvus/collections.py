@@ -314,7 +314,7 @@ class Collections:
         await self._link.close()
 
     def look(self) -> None:
-        """Asks whether Milvus answers, as the link reports, drops what belongs to no generation, loads what was opened.
+        """Loads what was opened, and drops what belongs to no generation; the link reports whether Milvus answers.
 
         It blocks; call it every few seconds.
         """

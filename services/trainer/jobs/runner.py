@@ -26,7 +26,7 @@ from aeenc import errors
 from aeenc.calls.retrieval import Mode
 from services.corpus.generation import open_generation
 from services.corpus.holds import GenerationHolds
-from services.kit.concurrency import cancel_all, every, finish, run_in_thread
+from services.kit.concurrency import EXIT_DISK_FULL, cancel_all, every, finish, run_in_thread
 from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
@@ -43,7 +43,7 @@ from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_set import HeldBack, JudgedPair, as_stored, hold_back
 from services.trainer.models.base_model import find_base_model
 from services.trainer.registry.checkpoints import Checkpoints
-from services.trainer.registry.child import EXIT_DISK_FULL, Child, asked_to_end, describe_exit
+from services.trainer.registry.child import Child, asked_to_end, describe_exit
 
 log = get(__name__)
 

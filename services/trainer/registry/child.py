@@ -11,12 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.kit.concurrency import ChildProcess, cancel_all
+from services.kit.concurrency import EXIT_DISK_FULL, ChildProcess, cancel_all
 from services.kit.logs import get
 
 log = get(__name__)
 
-EXIT_DISK_FULL = 4
 MODULE = "services.trainer.train"
 # Of a thread of torch that waits for another, before it sleeps. By OpenMP's own 300,000, a job beside busy processes
 # takes three times as long; alone, it is no faster (docs/experiments/trainer.md).

@@ -17,12 +17,11 @@ from typing import Any
 
 from aeenc.errors import AeencError, DeadlineExceeded, Overloaded, Unavailable
 from services.devices import is_out_of_memory
-from services.kit.concurrency import end_with_parent
+from services.kit.concurrency import EXIT_DISK_FULL, end_with_parent
 from services.store.artifacts import ArtifactStore
 from services.store.files import DISK_FULL, atomic_write
 from services.store.objects import open_store
 from services.trainer.jobs.files import JobFiles
-from services.trainer.registry.child import EXIT_DISK_FULL
 
 EXIT_WITHOUT_PARENT = 3
 

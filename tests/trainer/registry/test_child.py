@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from services.kit.concurrency import ChildProcess
-from services.trainer.registry.child import EXIT_DISK_FULL, SPINS, Child, describe_exit
+from services.kit.concurrency import EXIT_DISK_FULL, ChildProcess
+from services.trainer.registry.child import SPINS, Child, describe_exit
 from services.trainer.train import __main__ as entry
 from support.waiting import until
 
@@ -61,6 +62,18 @@ async def test_a_child_tells_its_status_to_everybody_who_waits():
     assert await asyncio.gather(child.wait(), child.wait()) == [7, 7]
     await child.end()
     assert await child.wait() == 7
+
+
+async def test_a_child_that_died_before_it_was_told_its_line_tells_its_status(monkeypatch: pytest.MonkeyPatch):
+    class Dead(subprocess.Popen[bytes]):
+        def __init__(self, *command: Any, **how: Any) -> None:
+            super().__init__(*command, **how)
+            self.wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Dead)
+    child = ChildProcess(sys.executable, "-c", "raise SystemExit(7)", line="to nobody")
+    assert await child.wait() == 7
+    await child.end()
 
 
 async def test_a_child_does_not_get_the_signals_of_its_parents_terminal():

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from aeenc.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from services.corpus.generation import PremiseRecord, folder_of
 from services.encoder.rollout.loading import LoadOptions, load_model
+from services.kit.concurrency import EXIT_DISK_FULL
 from services.onnx_devices import CPU, Placement
 from services.store.formats import NewerFormat
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -26,7 +27,7 @@ from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.batches import Batches
 from services.trainer.models.space import SpaceSpec
-from services.trainer.registry.child import EXIT_DISK_FULL, describe_exit
+from services.trainer.registry.child import describe_exit
 from services.trainer.train import __main__ as child
 from services.trainer.train import job, losses
 from services.trainer.train import loop as training
