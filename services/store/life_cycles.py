@@ -99,7 +99,7 @@ return 'OK'
 _DELETE = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
-{REFUSED}
+if (tonumber(redis.call('HGET', KEYS[1], 'format_version')) or 0) > {FORMAT_VERSION} then return 'REFUSED' end
 if string.find(ARGV[2], ' ' .. state .. ' ', 1, true) then return state end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'HELD' end
 redis.call('RENAME', KEYS[1], KEYS[5])
@@ -187,8 +187,8 @@ class Expired:
 class LifeCycles(Generic[T]):
     """Records, states, leases and events of one kind of work. Raises Unavailable when Redis is away.
 
-    `event_fields` are the fields of a record that an event holds, `state` among them. `read` makes the work of its id
-    and record. Without `needs_lease` an owner may write while nobody holds the lease.
+    `event_fields` are the fields of a record that an event holds, `state` among them. `read` makes work from an id and
+    a record. Without `needs_lease` an owner may write while nobody holds the lease.
     """
 
     def __init__(
@@ -404,7 +404,8 @@ class LifeCycles(Generic[T]):
         keys = self._keys
         record = await self._redis.hgetall(keys.tombstone(work_id))
         if record:
-            self._check(work_id, record)
+            with contextlib.suppress(errors.DataLoss):  # it was damaged before it was deleted
+                self._check(work_id, record)
             await remove(record)
         pipe = self._redis.pipeline(transaction=True)
         if record:

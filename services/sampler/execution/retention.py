@@ -122,7 +122,7 @@ class Retention:
                     if keys:
                         await self._runs.remove(keys)
             if record.get("imported") != "1" and not await self._holds.drop(run_id):  # imports have none
-                raise errors.Unavailable(f"run {run_id} keeps its label or hold: the registry or the index is away")
+                raise errors.Unavailable(f"run {run_id} keeps its label or hold, for the reason above")
 
         try:
             await self._runs.cycles.clear(run_id, remove)
