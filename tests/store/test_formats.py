@@ -212,6 +212,7 @@ KINDS: dict[str, Callable[[Place], Record | Awaitable[Record]]] = {
     "task": lambda place: of_text(
         place, TASK_ROW["task"], lambda text: from_row("r1", "t1", {**TASK_ROW, "task": text}).task, task_json
     ),
+    "row of a task": lambda place: of_hash(place, TASK_ROW, partial(from_row, "r1", "t1")),
     "answers to a task": lambda place: of_text(
         place, TASK_ROW["record"], lambda text: from_row("r1", "t1", {**TASK_ROW, "record": text}), TaskRecord.to_json
     ),
@@ -268,6 +269,9 @@ async def test_a_record_of_a_newer_format_is_refused_by_name_and_stays(place: Pl
         with pytest.raises(NewerFormat, match=r"[\w)] has format_version 99, this release reads up to 1; update"):
             await found(use())
     assert await stored(place, record) == before
+    await store(place, record, {"format_version": 99})  # nothing else need be as it is today
+    with pytest.raises(NewerFormat):
+        await found(record.read())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -234,8 +234,9 @@ def from_row(run_id: str, task_id: str, row: Mapping[str, str]) -> TaskRecord:
     """Reads what is stored of a task, here or by a later minor release. Raises NewerFormat, DataLoss for damage."""
     what = f"task {task_id} of run {run_id}"
     with damage_is_data_loss(what, RESTORE):
+        check_format(row, FORMAT_VERSION, what)  # first: a newer release may have other fields
         asked, stored = json.loads(row["task"]), json.loads(row["record"])
-        for one in (row, asked, stored):
+        for one in (asked, stored):
             check_format(one, FORMAT_VERSION, what)
         kept = {"place": int(row["place"]), "revision": int(row["revision"])}
         further = unknown_fields(TaskRecord, stored)
