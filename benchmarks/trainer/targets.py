@@ -169,14 +169,14 @@ def train(rows: Rows, running: Folds) -> None:
     found = learned("whole trees", WHOLE_TREES, [of_hypotheses(*pair, ordinal) for pair in pairs])
     asked = [tree for tree in trees if tree.hypothesis in found]
     values = [by_tree(asked, ranked, texts).T for ranked in (found, steps)]
-    for name, least, *two in zip(("AllCorrect@25", "Recall@25"), (0.44, 0.0), *values, strict=True):
+    for name, least, *two in zip(("AllCorrect@25", "Recall@25"), (0.44, 0.73), *values, strict=True):
         tell(f"whole trees: {name}", least, [tree.hypothesis for tree in asked], *two)
 
     found = learned("facts alone", FACTS_ALONE, [of_facts(*pair, ordinal) for pair in pairs])
     values = [np.concatenate([by_fact(*pair, ranked) for pair in pairs]) for ranked in (found, steps)]
     has_fact = ~np.isnan(values[0])
     queries = [text for text, kept in zip(measured.queries, has_fact, strict=True) if kept]
-    tell("facts alone: MAP", 0.0, queries, *[one[has_fact] for one in values])
+    tell("facts alone: MAP", 0.55, queries, *[one[has_fact] for one in values])
 
 
 def dev(rows: Rows, running: Folds) -> None:

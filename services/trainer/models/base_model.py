@@ -122,7 +122,7 @@ def _from_hub(name: str, what: str, setting: str, files: Sequence[str]) -> Path:
         problem = f"{what} {name!r} is not a directory and cannot be fetched from the hub ({type(why).__name__})"
         if isinstance(why, OSError) and why.errno is not None:
             refusal = Unavailable if why.errno in DISK_FULL else FailedPrecondition
-            raise refusal(f"{problem}: {why.strerror}; mend that in HF_HOME, or name another folder there") from error
+            raise refusal(f"{problem}: {why.strerror}; mend that, or set HF_HOME to another folder") from error
         # Where nobody may ask the hub, or the name is invalid (ValueError), no waiting helps.
         is_away = not isinstance(why, OfflineModeIsEnabled | ValueError)
         if isinstance(why, HfHubHTTPError):  # its answer is a refusal unless it is one of these

@@ -128,8 +128,8 @@ def test_a_hub_that_is_away_for_a_moment_or_breaks_off_is_waited_for_and_one_tha
 @pytest.mark.parametrize(
     ("number", "refusal", "told"),
     [
-        (errno.ENOSPC, errors.Unavailable, r"\(OSError\): No space left on device; mend that in HF_HOME"),
-        (errno.EACCES, errors.FailedPrecondition, r"\(PermissionError\): Permission denied; mend that in HF_HOME"),
+        (errno.ENOSPC, errors.Unavailable, r"\(OSError\): No space left on device; mend that, or set HF_HOME"),
+        (errno.EACCES, errors.FailedPrecondition, r"\(PermissionError\): Permission denied; mend that, or set HF_HOME"),
     ],
 )
 def test_a_disk_that_fails_is_no_wrong_model(
