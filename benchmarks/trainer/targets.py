@@ -99,7 +99,7 @@ def explained_by_facts(dataset: Dataset) -> Iterator[tuple[str, list[str]]]:
 
 
 def explain_by_facts(client: Client, corpus: str, dataset: Dataset) -> None:
-    """Stores them in place of all explanations of a corpus."""
+    """Replaces all explanations of a corpus by these."""
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
     found = [(query, [ids[text] for text in gold]) for query, gold in explained_by_facts(dataset)]
     client.index.put_explanations(corpus, found, replace=True)

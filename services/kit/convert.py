@@ -122,11 +122,11 @@ async def page_within(
     convert: Callable[[T], M],
     place_of: Callable[[str], Any] = position_of,
 ) -> tuple[list[M], str]:
-    """Returns the page of messages that a request wants, as one answer holds, and the next token ("": it was the last).
+    """Returns the page of messages that a request asks for, as far as one answer holds it, and the next token, if any.
 
-    One item is never too large. `read` returns at most so many items behind a place, that of a token by `place_of`, and
-    the place behind them, which is falsy at the end. It is asked for few at once, by their sizes, so that the memory
-    holds little beside the page. A request without a size gets PAGE items.
+    One item is never too large. `place_of` makes a place of a token. `read` returns at most so many items behind a
+    place, and the place behind them, which is falsy at the end. It is asked for few at once, by their sizes, so that
+    the memory holds little beside the page. A request without a size gets PAGE items.
     """
     page: list[M] = []
     behind, left = place_of(request.page_token), min(request.page_size or PAGE, most)

@@ -108,7 +108,7 @@ class OutOfFold:
             yield from alone.finished(_ranked(_with(call, weights)))
 
     def ordered(self, weights: Weights, features: Mapping[str, float]) -> Iterator[SearchHits]:
-        """Yields the same, the first premises of each ordered by features of these weights."""
+        """Yields these rankings with their first premises ordered by features, which have weights of their own."""
         for fold in range(len(self._folds)):
             for hits, known, _ in self._examples(fold, weights, tuple(features)):
                 yield fusion.order_by(hits, known, features, POOL)
@@ -125,7 +125,7 @@ class OutOfFold:
     def _examples(
         self, fold: int, weights: Weights, names: Sequence[str]
     ) -> list[tuple[SearchHits, NDArray[np.float64], Example]]:
-        """The ranking of each query, the features of its first premises, and what those that are judged teach."""
+        """Each query's ranking, the features of its first premises, and what is learned from those that are judged."""
         examples, own = list[tuple[SearchHits, NDArray[np.float64], Example]](), self._folds[fold]
         for call in self._calls[fold]:
             ranked = alone.finished(_ranked(_with(call, weights, names)))
