@@ -34,6 +34,7 @@ from services.index.lexical.bm25 import write_lexical
 from services.index.values import REMOTE_ENGINES, Engine, EngineOptions, LexicalSettings, SearchHits
 from services.kit import logs
 from services.kit.concurrency import EXIT_DISK_FULL, ChildProcess, end_with_parent, run_in_thread
+from services.store.files import DISK_FULL
 
 log = logs.get(__name__)
 MODULE = "services.index.building.index_process"
@@ -78,7 +79,9 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
     if status == EXIT_DISK_FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status:
-        died = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
+        died = f"ended with status {status}, the log says why"
+        if status < 0:
+            died = f"was killed by signal {-status} (out of memory?)"
         raise errors.Unavailable(
             f"the process that indexes {died}; build again, or with the engine flat: with the same request_id it "
             "continues behind what was durable, without one it starts over"
@@ -204,7 +207,8 @@ def main() -> None:
         words = index_words(path, LexicalSettings(**request["lexical"]))
         (path / ANSWER).write_text(json.dumps({"plan": asdict(plan), "words": words}))
     except (OSError, RuntimeError) as error:  # FAISS raises the second
-        sys.exit(EXIT_DISK_FULL if os.strerror(errno.ENOSPC) in str(error) else str(error))
+        is_full = any(os.strerror(number) in str(error) for number in DISK_FULL)
+        sys.exit(EXIT_DISK_FULL if is_full else str(error))
 
 
 def index_words(path: Path, settings: LexicalSettings) -> dict[str, int]:

@@ -246,15 +246,21 @@ def test_indexing_ends_with_the_process_that_asked_for_it(tmp_path):
 
 async def test_an_indexing_process_that_died_before_it_was_asked_is_unavailable(tmp_path, monkeypatch):
     monkeypatch.setattr(index_process, "MODULE", "services.nothing")
-    with pytest.raises(errors.Unavailable, match="ended with status 1; build again"):
+    with pytest.raises(errors.Unavailable, match="ended with status 1, the log says why; build again"):
         await index_generation(tmp_path, EngineOptions(engine="hnsw"), 100_000, 1.0)
 
 
-async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path):
+@pytest.mark.parametrize("limit", ["", "ulimit -f 1"])
+async def test_a_disk_that_is_full_while_indexing_is_told_as_such(tmp_path, monkeypatch, limit):
     vectors = VectorFile(tmp_path / "vectors.npy", WrittenVectors(32))
     vectors.append(np.stack([vector_of(text) for text in TEXTS]))
     vectors.finish()
-    (tmp_path / INDEX).symlink_to("/dev/full")
+    if limit:  # of a file's size
+        (started := tmp_path / "python").write_text(f'#!/bin/sh\n{limit}\nexec {sys.executable} "$@"\n')
+        started.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(started))
+    else:
+        (tmp_path / INDEX).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device") as caught:
         await index_generation(
             tmp_path, EngineOptions(engine="ivf"), vectors.written.rows, vectors.written.largest_norm
