@@ -55,7 +55,7 @@ def measured(revision: str, tests: Sequence[str], folder: Path) -> Mapping[str, 
     (folder / "data").mkdir()
     settings.write_text(SETTINGS.format(folder=folder, repository=repository))
     run("git", "checkout", "-q", revision)
-    run("make", "setup")
+    run("make", "setup", "VENV=.venv")  # whatever the one of `make bench` is
     run(python, "-m", "pip", "install", "-q", "coverage")
     packages = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
     (Path(packages) / "measured.pth").write_text("import coverage; coverage.process_startup()")
