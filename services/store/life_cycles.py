@@ -99,8 +99,10 @@ return 'OK'
 _DELETE = f"""
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return 'MISSING' end
-if (tonumber(redis.call('HGET', KEYS[1], 'format_version')) or 0) > {FORMAT_VERSION} then return 'REFUSED' end
-if string.find(ARGV[2], ' ' .. state .. ' ', 1, true) then return state end
+local is_live = string.find(ARGV[2], ' ' .. state .. ' ', 1, true)
+local is_newer = (tonumber(redis.call('HGET', KEYS[1], 'format_version')) or 0) > {FORMAT_VERSION}
+if is_live or is_newer then {REFUSED} end  -- a damaged record of ended work may go
+if is_live then return state end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 'HELD' end
 redis.call('RENAME', KEYS[1], KEYS[5])
 redis.call('ZREM', KEYS[3], ARGV[1])
