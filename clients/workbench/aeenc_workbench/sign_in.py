@@ -232,9 +232,10 @@ def person_of(request: Request) -> Person:
 
 
 def _time_in(path: Path) -> float:
-    """Returns the time that a file holds; 0: there is no file."""
-    with _damage_named(path):
-        return float(path.read_text(encoding="ascii")) if path.exists() else 0.0
+    """Reads a time from a file; 0 if there is none."""
+    with _damage_named(path), contextlib.suppress(FileNotFoundError):
+        return float(path.read_text(encoding="ascii"))
+    return 0.0
 
 
 @contextlib.contextmanager
@@ -242,7 +243,8 @@ def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise DataLoss(f"{path} is damaged ({error}); restore it, or remove it and invite or revoke again") from error
+        remedy = "restore it, or remove it and invite, revoke or end all sessions again"
+        raise DataLoss(f"{path} is damaged ({error}); {remedy}") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -87,7 +87,7 @@ async def index_generation(path: Path, options: EngineOptions, rows: int, larges
             "continues behind what was durable, without one it starts over"
         )
     told = json.loads(await run_in_thread(answer.read_bytes))
-    await run_in_thread(answer.unlink)  # it is no file of the generation
+    await run_in_thread(answer.unlink)  # not part of the generation
     plan = IndexPlan(**told["plan"])
     elapsed_s = round(time.monotonic() - started, 1)
     log.info("indexed", premises=rows, elapsed_s=elapsed_s, **asdict(plan))
