@@ -33,13 +33,14 @@ def trace(folder: str) -> None:
     """Notes lines from here on, in all threads to come."""
     modules = {os.path.realpath(path): path for path in Path(folder, "modules").read_text().splitlines()}
     seen: set[tuple[str, int, str]] = set()
+    opened = Path.open  # tests replace it
 
     def line_run(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
         test = os.environ.get("PYTEST_CURRENT_TEST", "")
         key = (frame.f_code.co_filename, frame.f_lineno, test)
         if event == "line" and test and key not in seen:
             seen.add(key)
-            with Path(folder, f"{os.getpid()}.lines").open("a") as notes:
+            with opened(Path(folder, f"{os.getpid()}.lines"), "a") as notes:
                 notes.write(f"{modules[frame.f_code.co_filename]} {frame.f_lineno} {test}\n")
         return line_run
 
