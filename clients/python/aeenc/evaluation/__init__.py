@@ -12,7 +12,6 @@ from aeenc.evaluation.answers import Question, answer_splits, question_class, re
 from aeenc.evaluation.datasets import (
     Gold,
     Source,
-    accessible_folded,
     accessible_of,
     gold_folded,
     gold_of,
@@ -80,7 +79,6 @@ __all__ = [
     "Strata",
     "Stratum",
     "TreeScore",
-    "accessible_folded",
     "accessible_of",
     "analogy_scores",
     "answer_ranks",
