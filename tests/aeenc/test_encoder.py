@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,12 +19,8 @@ class Recording(encoder_pb2_grpc.EncoderServiceServicer):
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.request_ids: list[str] = []
-        self.left_s: list[float] = []  # when each call of Encode came
-        self.takes_s = 0.0
 
     async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
-        self.left_s.append(context.time_remaining())
-        await asyncio.sleep(self.takes_s)
         self.requests.append(request)
         self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
         matrix = np.ones((len(request.texts), 2), np.float32)
@@ -75,11 +70,3 @@ async def test_premises_are_scored_against_a_query(served: tuple[Recording, Enco
     (request,) = servicer.requests
     assert (request.query, list(request.premises), request.model.version) == ("why", ["aa", "aaaa"], "x1")
     assert request.truncate == types_pb2.TRUNCATE_END
-
-
-async def test_both_calls_of_an_analogy_share_its_deadline(served: tuple[Recording, EncoderClient]) -> None:
-    servicer, client = served
-    servicer.takes_s = 0.5
-    await client.score_by_analogy("why", ["aa"], [("how", "so")], timeout_s=4.0)
-    first_s, second_s = servicer.left_s
-    assert first_s - second_s > 0.4, "the second has what the first has left"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from functools import partial
 
 import numpy as np
 import pytest
 
 from aeenc import errors
-from aeenc.evaluation import analogies
 from aeenc.v1.types_pb2 import Precision
 from services.store.artifacts import ArtifactStore
 from services.store.checkpoint_registry import CheckpointRegistry
@@ -228,51 +226,3 @@ async def test_an_int8_model_of_pairs_that_does_not_hold_is_refused(
         assert not rollout.ok
         assert reason in rollout.reason
         assert (await client.score("sun", ["moon"])).model_version == cross.version
-
-
-PROTOTYPES = [("the sun is a star", "sun"), ("ice can melt", "water"), ("a plant is food", "leaf")]
-PREMISES = ["moon", "a rabbit can eat the leaf of a plant", "the earth can move"]
-
-
-async def test_an_analogy_scores_by_the_nearest_shift_of_the_prototypes(serve, pretrained, monkeypatch) -> None:
-    threads, sound = list[threading.Thread](), analogies.analogy_scores
-
-    def noted(*given):
-        threads.append(threading.current_thread())
-        return sound(*given)
-
-    monkeypatch.setattr(analogies, "analogy_scores", noted)
-    async with serve() as (_, client):
-        found = await client.score_by_analogy("the moon is cold", PREMISES, PROTOTYPES)
-        queries = await client.encode(["the moon is cold", *(query for query, _ in PROTOTYPES)], precision="float32")
-        premises = await client.encode([*PREMISES, *(premise for _, premise in PROTOTYPES)], role="premise")
-        expected = []
-        for premise in premises.vectors[:3].astype(float):
-            own = queries.vectors[0] - premise
-            known = [queries.vectors[n + 1] - premises.vectors[n + 3] for n in range(3)]
-            expected.append(max(own @ one / np.linalg.norm(own) / np.linalg.norm(one) for one in known))
-        np.testing.assert_allclose(found.scores, expected, atol=1e-5)
-        assert (found.model_version, found.truncated, found.ensemble) == (queries.model_version, 0, ())
-        assert found.timings.total.total_seconds() > 0
-    [beside] = threads
-    assert beside is not threading.current_thread(), "the caller's loop goes on meanwhile"
-
-
-async def test_an_analogy_without_prototypes_or_with_too_long_texts_is_refused_by_name(serve, pretrained) -> None:
-    async with serve(max_items=6) as (_, client):
-        for query, premises, prototypes, message in (
-            ("sun", ["moon"], [], "prototypes: is empty"),
-            ("sun", [], PROTOTYPES, "premises: is empty"),
-            ("sun", ["moon"] * 4, PROTOTYPES, "texts: 7 items are over the limit of 6"),
-            (" ", ["moon"], PROTOTYPES, r"texts\[0\]: is empty"),
-            ("sun", ["moon", "star " * 80], PROTOTYPES, r"texts\[1\]: \d+ tokens"),
-            ("sun", ["moon"], [("sun", "star " * 80)], r"texts\[1\]: \d+ tokens"),
-        ):
-            with pytest.raises(errors.InvalidArgument, match=message):
-                await client.score_by_analogy(query, premises, prototypes)
-        cut = await client.score_by_analogy("sun", ["moon", "star " * 80], PROTOTYPES, truncate=True)
-        assert cut.truncated == 1
-        with pytest.raises(errors.VersionNotLoaded):
-            await client.score_by_analogy("sun", ["moon"], PROTOTYPES, version="q0")
-        with pytest.raises(errors.SpaceMismatch):
-            await client.score_by_analogy("sun", ["moon"], PROTOTYPES, space_id="s0")

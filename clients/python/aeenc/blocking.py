@@ -142,38 +142,6 @@ class BlockingEncoderClient:
             )
         )
 
-    def score_by_analogy(
-        self,
-        query: str,
-        premises: Sequence[str],
-        prototypes: Sequence[tuple[str, str]],
-        *,
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        timeout_s: float | None = None,
-    ) -> Scored:
-        """Scores premises by how near (query - premise) is to that of the nearest prototype, a cosine.
-
-        `prototypes` are right pairs (query, premise) of the query's kind, such as those that
-        `aeenc.evaluation.draw_prototypes` draws of its class. By a query encoder, by default the one that label
-        `stable` names, in float32, and the premise encoder of its space: two calls of Encode, of the query with the
-        prototypes' queries behind it, and of the premises with theirs. A text too long is an error unless `truncate`.
-        """
-        return run(
-            self._awaiting.score_by_analogy(
-                query,
-                given(premises),
-                given(prototypes),
-                label=label,
-                version=version,
-                space_id=space_id,
-                truncate=truncate,
-                timeout_s=timeout_s,
-            )
-        )
-
     def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""
         return run(self._awaiting.info())

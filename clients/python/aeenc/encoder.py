@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import fields
 from typing import Unpack
 
 from aeenc import values
@@ -20,10 +17,8 @@ from aeenc.calls.encoding import (
     selector,
     truncation,
 )
-from aeenc.calls.inputs import at_least_one, each, listed, pair_of
-from aeenc.errors import InvalidArgument
+from aeenc.calls.inputs import at_least_one, each
 from aeenc.transport.channel import Channel
-from aeenc.transport.checks import check_seconds
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from aeenc.values.writing import message
 
@@ -136,64 +131,6 @@ class EncoderClient:
         )
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
         return Scored.of(response)
-
-    async def score_by_analogy(
-        self,
-        query: str,
-        premises: Sequence[str],
-        prototypes: Sequence[tuple[str, str]],
-        *,
-        label: str | None = None,
-        version: str | None = None,
-        space_id: str = "",
-        truncate: bool = False,
-        timeout_s: float | None = None,
-    ) -> Scored:
-        """Scores premises by how near (query - premise) is to that of the nearest prototype, a cosine.
-
-        `prototypes` are right pairs (query, premise) of the query's kind, such as those that
-        `aeenc.evaluation.draw_prototypes` draws of its class. By a query encoder, by default the one that label
-        `stable` names, in float32, and the premise encoder of its space: two calls of Encode, of the query with the
-        prototypes' queries behind it, and of the premises with theirs. A text too long is an error unless `truncate`.
-        """
-        pairs = [pair_of(item, "prototypes", "(query, premise)") for item in listed(prototypes, "prototypes")]
-        if not pairs:
-            raise InvalidArgument.field("prototypes", "is empty; give pairs of the query's kind that are right")
-        if not (premises := listed(premises, "premises")):
-            raise InvalidArgument.field("premises", "is empty; give at least one")
-        known = [one for one, _ in pairs], [one for _, one in pairs]
-        deadline = time.monotonic() + (self.channel.timeout_s if timeout_s is None else check_seconds(timeout_s))
-        ours = await self.encode(
-            [query, *known[0]],
-            label=label,
-            version=version,
-            space_id=space_id,
-            truncate=truncate,
-            precision="float32",
-            timeout_s=timeout_s,
-        )
-        left_s = max(deadline - time.monotonic(), 0.001)
-        theirs = await self.encode(
-            [*premises, *known[1]], role="premise", space_id=ours.space_id, truncate=truncate, timeout_s=left_s
-        )
-        from aeenc.evaluation.analogies import analogy_scores, shifts  # with numpy, which other calls need not wait for
-
-        count = len(premises)
-        scores = await asyncio.to_thread(
-            lambda: analogy_scores(
-                shifts(ours.vectors[1:], theirs.vectors[count:]), ours.vectors[0], theirs.vectors[:count]
-            )
-        )
-        parts = [part.name for part in fields(values.Timings)]
-        return Scored(
-            scores=scores.astype("float32"),
-            model_version=ours.model_version,
-            timings=values.Timings(
-                **{name: getattr(ours.timings, name) + getattr(theirs.timings, name) for name in parts}
-            ),
-            truncated=ours.truncated + theirs.truncated,
-            precision=ours.precision,
-        )
 
     async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""

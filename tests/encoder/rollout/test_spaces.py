@@ -58,18 +58,6 @@ async def test_a_label_opens_its_space_beside_the_default_one(serve, other, regi
         assert server.readiness.state == "SERVING"
 
 
-async def test_an_analogy_takes_premises_of_the_space_that_it_asks_for(serve, other, registry) -> None:
-    _, query = other
-    async with serve(poll_s=30) as (_, client):
-        await opened(registry, query)
-        found = await client.score_by_analogy("sun", ["moon"], [("ice", "water")], space_id=OTHER)
-        queries = (await client.encode(["sun", "ice"], space_id=OTHER, precision="float32")).vectors
-        premises = (await client.encode(["moon", "water"], space_id=OTHER, role="premise")).vectors
-        own, known = queries - premises
-        expected = own @ known / np.linalg.norm(own) / np.linalg.norm(known)
-        assert (found.model_version, found.scores[0]) == (query.version, pytest.approx(expected, abs=1e-5))
-
-
 async def test_a_space_without_labels_is_closed_and_its_models_are_dropped(
     serve, other, registry, tiny_checkpoint
 ) -> None:

@@ -56,7 +56,7 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)  # an array has no one answer to ==
 class Scored:
-    """The `scores` (n,) of premises, float32, larger is better; `truncated` pairs, or texts, were cut.
+    """The `scores` (n,) of premises, float32, larger is better; `truncated` pairs were cut.
 
     `ensemble` has all versions that the label names together, this one first; empty for a label of one version. They
     were computed in `precision` ("": one that this SDK does not know).
