@@ -181,11 +181,11 @@ async def test_trees_of_a_run_are_written_in_every_form(aeenc, world, trees, tmp
         built = read_trees(tmp_path / "trees.jsonl")
         assert ended.json["trees"] == len(built) == 2
         assert (await aeenc(*words, "--to", tmp_path / "trees.txt", "--as", "text")).code == 0
-        assert (await aeenc(*words, "--to", tmp_path / "dot", "--as", "dot")).code == 0
+        assert (await aeenc(*words, "--to", tmp_path / "all", "--as", "svg")).code == 0
         assert (await aeenc(*words, "--to", tmp_path / "svg", "--as", "svg", "--only", "one-2")).json["trees"] == 1
         unknown = await aeenc(*words, "--to", tmp_path / "x", "--as", "svg", "--only", "nobody")
     assert [tree.hypothesis in (tmp_path / "trees.txt").read_text() for tree in built] == [True, True]
-    assert sorted(path.name for path in (tmp_path / "dot").iterdir()) == ["one-2.dot", "one.dot"]
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["one-2.svg", "one.svg"]
     assert (tmp_path / "svg" / "one-2.svg").read_text().startswith("<svg")
     assert (unknown.code, "nobody" in unknown.error["message"]) == (2, True)
 

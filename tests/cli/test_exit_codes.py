@@ -152,7 +152,7 @@ async def test_what_the_system_refuses_is_said_in_one_line(aeenc, fleet, trees, 
     "words",
     [
         ("export", "trees", "--data", "{trees}", "--split", "dev", "--to", "{to}"),
-        ("export", "trees", "--data", "{trees}", "--split", "dev", "--as", "dot", "--to", "{to}"),
+        ("export", "trees", "--data", "{trees}", "--split", "dev", "--as", "svg", "--to", "{to}"),
         ("export", "folds", "--data", "{trees}", "--split", "dev", "--folds", "2", "--to", "{to}"),
         ("fuse", "{run}", "{run}", "--out", "{to}"),
         ("loop", "trees", "--data", "{trees}", "--journal", "{to}"),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
-from aeenc.trees import Dataset, Step, Tree, to_dot, to_svg
+from aeenc.trees import Dataset, Step, Tree, to_svg
 
 SAMPLE = Path(__file__).parents[3] / "data" / "sample"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -87,32 +84,15 @@ def test_lines_of_wide_letters_and_endless_words_stay_within_their_box(text: str
 def test_a_text_cannot_break_out_of_a_picture():
     [box] = [box for box in boxes(to_svg(tree(NASTY))) if "quoted" in box[4]]
     assert box[4].split() == NASTY.replace("\x07", "\ufffd").split()
-    dot = to_dot(tree(NASTY), width=200)
-    assert r"a \"quoted\" <b>text</b> & \\n a back\\slash" in dot
 
 
-def test_dot_has_each_node_and_edge_once():
-    dot = to_dot(tree())
-    edges = re.findall(r'"(\w+)" -> "(\w+)"', dot)
-    assert sorted(edges) == [("hypothesis", "int1"), ("hypothesis", "sent3"), ("int1", "sent1"), ("int1", "sent2")]
-    labels = re.findall(r'^  "(\w+)" \[label=', dot, flags=re.MULTILINE)
-    assert sorted(labels) == ["hypothesis", "int1", "sent1", "sent2", "sent3"]
-
-
-def test_a_premise_of_two_conclusions_is_one_node_of_dot_and_one_box_of_svg():
+def test_a_premise_of_two_conclusions_is_one_box():
     shared = Tree(
         "t",
         "h",
         {"sent1": "both"},
         (Step(("sent1",), "int1", "a"), Step(("sent1",), "int2", "b"), Step(("int1", "int2"), "hypothesis", "h")),
     )
-    assert to_dot(shared).count('label="both"') == 1
     svg = to_svg(shared)
     assert [box[4] for box in boxes(svg)].count("both") == 1
     assert svg.count("<path") == 4
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
-def test_graphviz_reads_what_is_written():
-    done = subprocess.run(["dot", "-Tsvg"], input=to_dot(tree(NASTY)), capture_output=True, text=True, check=True)
-    assert "the nail moves" in done.stdout

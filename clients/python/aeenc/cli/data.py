@@ -27,7 +27,7 @@ from aeenc.errors import AeencError, AlreadyExists, DataLoss, InvalidArgument, U
 from aeenc.evaluation import accessible_of, load_data
 from aeenc.evaluation.faults import FAULTS, Fault, faults_of
 from aeenc.files.whole import is_stdout, whole_file, whole_folder
-from aeenc.trees import Dataset, Tree, draw, numbered, to_dot, to_svg, tree_from_record, write_folds, write_trees
+from aeenc.trees import Dataset, Tree, draw, numbered, to_svg, tree_from_record, write_folds, write_trees
 
 ENTAILMENTBANK = (
     "https://raw.githubusercontent.com/allenai/entailment_bank/daac2fdb7ab52ec3ef8f2953f59288c1edd7c2f0/"
@@ -146,10 +146,7 @@ Runs = Annotated[list[str], typer.Argument(help="Runs; their pairs are joined.",
 Run = Annotated[str | None, typer.Argument(help="A run; or give --data.", metavar="[RUN]", show_default=False)]
 Data = Annotated[Path | None, typer.Option(help="Gold trees instead of a run: a directory in EntailmentBank's layout.")]
 Split = Annotated[str, typer.Option(help="The split of --data, and of the qrels.")]
-
-
-Form = Literal["jsonl", "text", "dot", "svg"]
-_PICTURES: dict[Form, Callable[[Tree], str]] = {"dot": to_dot, "svg": to_svg}
+Form = Literal["jsonl", "text", "svg"]
 
 
 def export_pairs(
@@ -217,14 +214,14 @@ def export_beir(
 
 def export_trees(
     context: typer.Context,
-    to: Annotated[Path, typer.Option(help="The file (-: stdout); for dot and svg a folder, which must not exist.")],
+    to: Annotated[Path, typer.Option(help="The file (-: stdout); for svg a folder, which must not exist.")],
     run: Run = None,
     data: Data = None,
     split: Split = "train",
     form: Annotated[Form, typer.Option("--as", help="How they are written.")] = "jsonl",
     only: Annotated[list[str] | None, typer.Option(help="Only the tree of this hypothesis id; repeatable.")] = None,
 ) -> None:
-    """Writes trees: EntailmentBank's lines of JSON, text, or a picture (DOT, SVG) of each."""
+    """Writes trees: EntailmentBank's lines of JSON, text, or a picture (SVG) of each."""
     if data is not None and run is None:
         trees = Dataset.load(data).trees(split)
     elif run is not None and data is None:
@@ -321,4 +318,4 @@ def _write(to: Path, form: Form, trees: list[Tree]) -> None:
             plain = (re.sub(r"[^\w.-]", "_", tree.id).strip(".").encode()[:100] or b"tree" for tree in trees)
             names = numbered(name.decode(errors="ignore") for name in plain)
             for name, tree in zip(names, trees, strict=True):
-                (folder / f"{name}.{form}").write_text(_PICTURES[form](tree), encoding="utf-8")
+                (folder / f"{name}.svg").write_text(to_svg(tree), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""A tree drawn: as text for a terminal, in Graphviz's language DOT, and as SVG.
+"""A tree drawn: as text for a terminal, and as SVG.
 
-The SVG is laid out here, so that nothing needs to be installed to look at it. In both pictures the hypothesis stands to
-the left and its premises to the right of it.
+The SVG is laid out here, so that nothing needs to be installed to look at it. In it the hypothesis stands to the left
+and its premises to the right of it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from html import escape
 
 from aeenc.trees.tree import ROOT, Tree
 
-_DOT_HEAD = """  graph [rankdir=LR, nodesep=0.15]
-  node [shape=box, style="rounded,filled", fontname="sans-serif", fontsize=11]
-  edge [dir=back, color=gray40]"""
 # Pixels.
 BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN, PADDING = 250, 46, 10, 16, 8
 LINE_HEIGHT, FONT_SIZE = 16, 12
@@ -52,40 +49,8 @@ def _level(tree: Tree, label: str, indent: str) -> list[tuple[str, str, bool]]:
     return [(child, indent, position == 0) for position, child in enumerate(children)]
 
 
-def to_dot(tree: Tree, *, width: int = 36) -> str:
-    """Draws the tree as a `digraph`. A premise of two conclusions is one node."""
-    lines = [f"digraph {_quoted(tree.id)} {{", _DOT_HEAD]
-    drawn: set[str] = set()
-    waiting = [ROOT]
-    while waiting:
-        label = waiting.pop(0)
-        if label in drawn:
-            continue
-        drawn.add(label)
-        lines.append(
-            f'  {_quoted(label)} [label={_dot_label(tree.texts[label], width)}, fillcolor="{_fill(tree, label)}"]'
-        )
-        for child in tree.children.get(label, ()):
-            lines.append(f"  {_quoted(label)} -> {_quoted(child)}")
-            waiting.append(child)
-    return "\n".join([*lines, "}", ""])
-
-
 def _fill(tree: Tree, label: str) -> str:
     return "#fff3c4" if label == ROOT else "#e8eef7" if label in tree.children else "#ffffff"
-
-
-def _dot_label(text: str, width: int) -> str:
-    lines = textwrap.wrap(text, width) or [""]
-    return '"' + "\\n".join(_escaped(line) for line in lines) + '"'
-
-
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
 @dataclass(frozen=True)
