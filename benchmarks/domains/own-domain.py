@@ -1,6 +1,6 @@
 """`make bench NAME=own-domain`: what 50 judged hypotheses gain in ten made-up domains, as a user would get it.
 
-Each cell is a domain and a seed: facts into an index, 50 hypotheses judged by an oracle over gRPC (`--flat`, k 100), a
+Each cell is a domain and a seed: facts into an index, 50 hypotheses judged by an oracle over gRPC (depth 0, k 100), a
 job with all defaults, test MAP before and after. Facts are unseen if they explain no judged hypothesis (the report's
 part PREMISE_UNSEEN, whose rankings leave the other gold facts out). Harm is what the same encoder loses on the bundled
 sample, whose corpus it never saw. Beside them: 50 drawn hypotheses of EntailmentBank's train split, measured on dev.

@@ -312,7 +312,7 @@ async def test_a_folder_of_beir_is_built_sampled_and_trained_on(aeenc, fleet, wo
     assert built.json["premises"] == len(Dataset.load(trees).candidates())
     async with world.sampler() as sampler:
         options = ("--sampler", sampler.channel.target, "--json", "sample", "science", *data)
-        run = await aeenc(*options, "--oracle", "fake", "--flat")
+        run = await aeenc(*options, "--oracle", "fake", "--max-depth", 0)
         assert run.code == 0, run.stderr
         pairs = [pair async for pair in sampler.list_pairs(run.json["run"])]
     queries = {query.text: set(query.gold) for query in Dataset.load(trees).queries("train")}

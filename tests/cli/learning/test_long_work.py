@@ -138,11 +138,11 @@ async def test_the_options_of_a_run_are_asked_for(aeenc, world, trees):
         assert not (await sampler.get_run(ended.json["run"])).config.negative_filter
 
 
-async def test_a_flat_run_judges_hypotheses_alone_and_a_spent_budget_says_what_was_not_begun(aeenc, world, tmp_path):
+async def test_a_run_of_depth_0_judges_hypotheses_and_a_spent_budget_says_what_was_not_begun(aeenc, world, tmp_path):
     (tmp_path / "own.txt").write_text("".join(f"hypothesis {n}\n" for n in range(10)))
     async with world.sampler() as sampler:
         command = ("--sampler", sampler.channel.target, "--json", "sample", "science", "--hypotheses")
-        command = (*command, tmp_path / "own.txt", "--oracle", "fake", "-k", 3, "--flat")
+        command = (*command, tmp_path / "own.txt", "--oracle", "fake", "-k", 3, "--max-depth", 0)
         whole = await aeenc(*command)
         assert (whole.json["nodes_judged"], whole.json["trees_done"]) == (10, 10)
         assert "budget" not in whole.stderr
@@ -151,8 +151,6 @@ async def test_a_flat_run_judges_hypotheses_alone_and_a_spent_budget_says_what_w
         assert "12 has ended the run: 6 of 10 trees are unfinished, 6 of them not begun" in spent.stderr
         followed = await aeenc("--sampler", sampler.channel.target, "follow", spent.json["run"])
         assert "6 of them not begun" in followed.stderr
-        refused = await aeenc(*command, "--max-depth", 2)
-        assert (refused.code, "--flat" in refused.error["message"]) == (2, True)
 
 
 async def test_a_run_that_is_not_waited_for_is_named(aeenc, world, trees):

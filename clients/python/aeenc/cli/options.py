@@ -29,3 +29,13 @@ def taking(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
         return taken
 
     return decorate
+
+
+def collected(options: Callable[..., None]) -> Callable[..., dict[str, Any]]:
+    """Makes a maker of a function that has parameters alone: it returns by name those options that are given."""
+
+    @wraps(options)
+    def collect(**values: Any) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+    return collect

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from aeenc.cli.corpus import LAYOUTS
-from aeenc.cli.options import taking
+from aeenc.cli.options import collected, taking
 from aeenc.cli.output import Output, output_of
 from aeenc.cli.targets import targets_of
 from aeenc.errors import InvalidArgument, Unavailable
@@ -37,6 +37,7 @@ def serve(oracle: Oracle, place: dict[str, Any], out: Output) -> None:
         raise Unavailable(f"{error.message} If so, give another address: --address HOST:PORT") from None
 
 
+@collected
 def place_of(
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
@@ -46,9 +47,8 @@ def place_of(
     ] = None,
     cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) of this oracle; makes connections TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key (PEM) of --cert.")] = None,
-) -> dict[str, Any]:
-    """Tells where an oracle listens and for whom, as `serve_until_signal` takes it."""
-    return {"address": address, "token": token, "cert": cert, "key": key}
+) -> None:
+    """Collects where an oracle listens and for whom, as arguments of `serve_until_signal`."""
 
 
 @taking(place=place_of)
@@ -91,11 +91,8 @@ def remote_oracle(
     )
 
 
-@taking(place=place_of)
-def model(
-    context: typer.Context,
-    directory: Annotated[Path, typer.Argument(help="Directory with model.onnx, tokenizer.json and config.json.")],
-    place: dict[str, Any],
+@collected
+def model_of(
     accept: Accept = 0.8,
     refuse: Refuse = 0.2,
     label: Label = None,
@@ -113,20 +110,21 @@ def model(
         typer.Option(min=0, max=1, help="Probability of all accepted premises together that completes a node."),
     ] = None,
 ) -> None:
+    """Collects how a model judges, as arguments of `ModelOracle`."""
+
+
+@taking(place=place_of, options=model_of)
+def model(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(help="Directory with model.onnx, tokenizer.json and config.json.")],
+    place: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
     """Serves a cross-encoder or an NLI model in ONNX as an oracle.
 
     Needs `pip install './clients/python[oracle-model]'` (in a checkout).
     """
-    oracle = ModelOracle(
-        directory,
-        accept=accept,
-        refuse=refuse,
-        label=label,
-        premise_first=premise_first,
-        threads=threads,
-        complete=complete,
-    )
-    serve(oracle, place, output_of(context))
+    serve(ModelOracle(directory, **options), place, output_of(context))
 
 
 @taking(place=place_of)

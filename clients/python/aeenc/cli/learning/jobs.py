@@ -14,7 +14,7 @@ from aeenc import Client, values
 from aeenc.calls.retrieval import Mode as RetrieveMode
 from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.learning.runs import check_end, follow_run, run_dict, show_run, work_dict
-from aeenc.cli.options import taking
+from aeenc.cli.options import collected, taking
 from aeenc.cli.output import (
     Output,
     comparison_dict,
@@ -39,6 +39,7 @@ else:
     Loss = Literal[*(name.replace("_", "-") for name in get_args(LossName))]  # as people type them
 
 
+@collected
 def recipe_of(
     loss: Annotated[
         Loss | None,
@@ -49,16 +50,16 @@ def recipe_of(
         typer.Option("--data-set", help="Learn from this data set of the trainer's settings, too; may be repeated."),
     ] = None,
     epochs: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=100,
             help="0: by the size of the data, as many as give 1,000 steps, but 3 to 12. Small data need many passes.",
         ),
-    ] = 0,
+    ] = None,
     batch_size: Annotated[
-        int, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32, with --mode cross-encoder 8.")
-    ] = 0,
+        int | None, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32, with --mode cross-encoder 8.")
+    ] = None,
     batching: Annotated[
         BatchingName | None,
         typer.Option(
@@ -66,25 +67,70 @@ def recipe_of(
             help="A step takes so many queries with all they have, or single triplets and pairs.",
         ),
     ] = None,
-    items_per_epoch: Annotated[int, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = 0,
+    items_per_epoch: Annotated[int | None, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = None,
     learning_rate: Annotated[
-        float, typer.Option(min=0, help="0: 1e-4; 2e-5 over single items, and with nli-classification.")
-    ] = 0.0,
+        float | None, typer.Option(min=0, help="0: 1e-4; 2e-5 over single items, and with nli-classification.")
+    ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
-    ] = 0.0,
+        float | None, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
+    ] = None,
     margin: Annotated[float | None, typer.Option(help="Of the losses that have one.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-) -> dict[str, Any]:
-    """Collects the options of a training job that a command was given, as arguments of `start_job`."""
-    options: dict[str, Any] = {"loss": loss, "data_sets": data_sets, "epochs": epochs, "batch_size": batch_size}
-    options |= {"batching": batching, "items_per_epoch": items_per_epoch, "learning_rate": learning_rate}
-    options |= {"temperature": temperature, "seed": seed}
-    chosen = {name: value for name, value in options.items() if value}  # 0 leaves the choice to the trainer
-    zeros_count = {"margin": margin, "regularization": regularization}
-    given = {name: value for name, value in zeros_count.items() if value is not None}
-    return {**chosen, **given, "split": TRAINING_SPLIT}
+    seed: Annotated[int | None, typer.Option(min=0, show_default="0", help="Seed of everything random.")] = None,
+) -> None:
+    """Collects the options of a training job that `aeenc loop` has, too, as arguments of `start_job`."""
+
+
+@collected
+def job_of(
+    mode: Annotated[
+        Literal["single", "siamese", "dual", "cross-encoder"],
+        typer.Option(
+            help="Train the query encoder alone, one encoder for both sides, or two: the last two need another "
+            "loss than full-corpus-softmax and build a generation in a new space. Or a cross-encoder that re-ranks."
+        ),
+    ] = "single",
+    accumulation: Annotated[int, typer.Option(min=0, help="Compute a batch in so many parts; 0: one.")] = 0,
+    initial_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
+    ] = 0.0,
+    own_text: Annotated[
+        OwnTextName | None,
+        typer.Option(show_default="excluded", help="A query's own text is left out, or one of its refused premises."),
+    ] = None,
+    refused_weight: Annotated[
+        float, typer.Option(min=0, help="Of a refused premise in the full-corpus softmax; 0: 1, as any other.")
+    ] = 0.0,
+    hard_negatives: Annotated[
+        int | None, typer.Option(min=0, help="Refused premises for each positive, of the ranking losses.")
+    ] = None,
+    guide_version: Annotated[
+        str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
+    ] = "",
+    guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
+    targets: Annotated[
+        TargetsName | None,
+        typer.Option(show_default="binary", help="What a cross-encoder learns: 1, a grade, or shares of all grades."),
+    ] = None,
+    candidates: Annotated[
+        RetrieveMode | None,
+        typer.Option(show_default="what encoders rank first", help="A cross-encoder re-ranks the first 200 of these."),
+    ] = None,
+    negatives: Annotated[
+        NegativesName | None,
+        typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
+    ] = None,
+    custom_loss: Annotated[str, typer.Option(help="A loss of the trainer's settings, in place of --loss.")] = "",
+    base_model: Annotated[
+        str,
+        typer.Option(show_default="the pre-trained", help="A cross-encoder starts from this model of the settings."),
+    ] = "",
+    prototypes: Annotated[
+        int, typer.Option(min=0, help="Correct pairs of a class that loss analogy compares with; 0: 30.")
+    ] = 0,
+    base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
+) -> None:
+    """Collects the further options of `aeenc train`, as arguments of `start_job`."""
 
 
 def job_dict(job: values.Job) -> dict[str, Any]:
@@ -173,62 +219,17 @@ def _published(client: Client, job: values.Job, out: Output) -> bool:
     return True
 
 
-@taking(recipe=recipe_of)
+@taking(recipe=recipe_of, job=job_of)
 def train(
     context: typer.Context,
     recipe: dict[str, Any],
+    job: dict[str, Any],
     corpus: Annotated[str, typer.Argument(help="The corpus whose premise vectors it trains against.")],
     runs: Annotated[
         list[str] | None, typer.Option("--run", help="Learn from this run's pairs; may be repeated.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help=f"Validate on gold queries. {LAYOUTS}")] = None,
     split: Annotated[str, typer.Option(help="The split of --data to validate on.")] = "dev",
-    mode: Annotated[
-        Literal["single", "siamese", "dual", "cross-encoder"],
-        typer.Option(
-            help="Train the query encoder alone, one encoder for both sides, or two: the last two need another "
-            "loss than full-corpus-softmax and build a generation in a new space. Or a cross-encoder that re-ranks."
-        ),
-    ] = "single",
-    accumulation: Annotated[int, typer.Option(min=0, help="Compute a batch in so many parts; 0: one.")] = 0,
-    initial_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the weights it begins with in those it keeps.")
-    ] = 0.0,
-    own_text: Annotated[
-        OwnTextName | None,
-        typer.Option(show_default="excluded", help="A query's own text is left out, or one of its refused premises."),
-    ] = None,
-    refused_weight: Annotated[
-        float, typer.Option(min=0, help="Of a refused premise in the full-corpus softmax; 0: 1, as any other.")
-    ] = 0.0,
-    hard_negatives: Annotated[
-        int | None, typer.Option(min=0, help="Refused premises for each positive, of the ranking losses.")
-    ] = None,
-    guide_version: Annotated[
-        str, typer.Option(show_default="the pre-trained", help="The encoder that guides GIST.")
-    ] = "",
-    guide_margin: Annotated[float | None, typer.Option(help="How far below the positive GIST's negatives are.")] = None,
-    targets: Annotated[
-        TargetsName | None,
-        typer.Option(show_default="binary", help="What a cross-encoder learns: 1, a grade, or shares of all grades."),
-    ] = None,
-    candidates: Annotated[
-        RetrieveMode | None,
-        typer.Option(show_default="what encoders rank first", help="A cross-encoder re-ranks the first 200 of these."),
-    ] = None,
-    negatives: Annotated[
-        NegativesName | None,
-        typer.Option(show_default="retrieved", help="What a cross-encoder draws besides refused premises."),
-    ] = None,
-    custom_loss: Annotated[str, typer.Option(help="A loss of the trainer's settings, in place of --loss.")] = "",
-    base_model: Annotated[
-        str,
-        typer.Option(show_default="the pre-trained", help="A cross-encoder starts from this model of the settings."),
-    ] = "",
-    prototypes: Annotated[
-        int, typer.Option(min=0, help="Correct pairs of a class that loss analogy compares with; 0: 30.")
-    ] = 0,
-    base_version: Annotated[str, typer.Option(show_default="the pre-trained", help="Start from this checkpoint.")] = "",
     wait: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
     publish: Annotated[bool, typer.Option("--publish", help="Publish the result if it is better.")] = False,
 ) -> None:
@@ -243,29 +244,11 @@ def train(
     validation = gold_of(load_data(data), split) if data is not None else []
     out = output_of(context)
     with client(context) as connected:
-        job = connected.trainer.start_job(
-            validation=validation,
-            corpus=corpus,
-            run_ids=runs,
-            base_version=base_version,
-            mode=values.Mode[mode.upper().replace("-", "_")],
-            accumulation=accumulation,
-            initial_share=initial_share,
-            own_text=own_text,
-            refused_weight=refused_weight,
-            hard_negatives=hard_negatives,
-            guide_version=guide_version,
-            guide_margin=guide_margin,
-            targets=targets,
-            candidates=candidates,
-            negatives=negatives,
-            prototypes=prototypes,
-            custom_loss=custom_loss,
-            base_model=base_model,
-            **recipe,
+        begun = connected.trainer.start_job(
+            corpus=corpus, run_ids=runs, validation=validation, split=TRAINING_SPLIT, **recipe, **job
         )
-        out.note(f"job {job.id} has started; when this command is interrupted it goes on: aeenc follow {job.id}")
-        ended = follow_job(connected, job, out) if wait else job
+        out.note(f"job {begun.id} has started; when this command is interrupted it goes on: aeenc follow {begun.id}")
+        ended = follow_job(connected, begun, out) if wait else begun
         show_job(ended, out, published=_published(connected, ended, out) if publish else None)
 
 

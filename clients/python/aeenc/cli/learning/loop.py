@@ -91,7 +91,7 @@ def loop(
         label=label,
         run={"k": k, "split": TRAINING_SPLIT, "collect": first, "accessible": accessible},
         later_run={"collect": "positives_only"} if collect == "positives-later" else {},
-        job=recipe,
+        job={**recipe, "split": TRAINING_SPLIT},
         mode=mode,
         accessible={text: one for text, one in accessible_of(dataset, split).items() if text in measured},
     )

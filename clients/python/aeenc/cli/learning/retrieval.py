@@ -11,7 +11,7 @@ import typer
 from aeenc import Client, Retrieved
 from aeenc.calls.encoding import Precision
 from aeenc.calls.retrieval import Fusion, FusionMethod, Mode, Retrieval
-from aeenc.cli.options import taking
+from aeenc.cli.options import collected, taking
 from aeenc.cli.output import Output, output_of, table
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
@@ -91,6 +91,7 @@ def check_splits(client: Client, corpus: str, generation: str, splits: Sequence[
         raise InvalidArgument(f"--split {', '.join(unknown)}: no premise of corpus {corpus!r} has it; known: {names}")
 
 
+@collected
 def call_of(
     k: Annotated[int, typer.Option("-k", min=1, help="Premises a text.")] = 10,
     label: Label = None,
@@ -127,17 +128,13 @@ def call_of(
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts too long for the model.")] = False,
     routing_key: Annotated[str, typer.Option(help="Calls with one key get the same side of a canary rollout.")] = "",
-) -> dict[str, Any]:
+) -> None:
     """Collects the options of a call but for those of `retrieval_of`; `accepted` are those of each text."""
-    check_model(label, version)
-    options: dict[str, Any] = {"k": k, "label": label, "version": version, "precision": precision, "splits": splits}
-    options |= {"exclude": exclude, "only_ids": only_ids, "before_id": before_id, "tags": tags, "accepted": accepted}
-    options |= {"truncate": truncate, "routing_key": routing_key}
-    return {name: chosen for name, chosen in options.items() if chosen}
 
 
 def for_texts(call: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Returns the options of `call_of` as keyword arguments of `retrieve` for texts."""
+    """Returns the options of `call_of` as keyword arguments of `retrieve` for texts. Raises as `check_model` does."""
+    check_model(call.get("label"), call.get("version"))
     return {**call, "accepted": [call["accepted"]] * len(texts) if call.get("accepted") else ()}
 
 

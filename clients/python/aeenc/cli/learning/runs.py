@@ -10,6 +10,7 @@ import typer
 from aeenc import Client, values
 from aeenc.adapters.facts import path_of, read_facts
 from aeenc.cli.corpus import LAYOUTS, FileFormat, IdColumn, TextColumn, ensure_corpus
+from aeenc.cli.options import collected, taking
 from aeenc.cli.output import EndedBadly, Output, fields_of, fields_table, output_of
 from aeenc.cli.targets import client
 from aeenc.errors import InvalidArgument
@@ -85,6 +86,38 @@ def _roots(dataset: Source, split: str) -> list[Root]:
     return [(name, text, *behind.get(text, ())) for name, text in hypotheses_of(dataset, split)]
 
 
+@collected
+def run_of(
+    oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
+    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
+    max_depth: Annotated[
+        int | None,
+        typer.Option(min=0, show_default="8", help="How deep nodes are expanded; 0: the hypotheses alone are judged."),
+    ] = None,
+    step: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            show_default="all at once",
+            help="Candidates to ask at once; the oracle says when a node is complete, or a premise is missing.",
+        ),
+    ] = 0,
+    max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
+    max_negatives_per_query: Annotated[
+        int, typer.Option("--max-negatives", min=0, help="Most negatives kept a query; 0: all.")
+    ] = 0,
+    conditioned: Annotated[
+        bool, typer.Option("--conditioned", help="Ask again with what was accepted, until nothing new is.")
+    ] = False,
+    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Follow the label: retrieve open nodes again by each version it moves to.")
+    ] = False,
+) -> None:
+    """Collects the options of a run, as arguments of `start_run`."""
+
+
+@taking(config=run_of)
 def sample(
     context: typer.Context,
     corpus: Annotated[
@@ -99,7 +132,6 @@ def sample(
     file_format: FileFormat = None,
     id_column: IdColumn = "",
     text_column: TextColumn = "",
-    oracle: Annotated[str, typer.Option(help="Who judges: a name from the sampler's settings.")] = "gold",
     split: Annotated[
         str | None,
         typer.Option(
@@ -107,21 +139,8 @@ def sample(
             help="The hypotheses' split; premises that only other splits have are left out.",
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Candidates a node.")] = 20,
-    max_depth: Annotated[int | None, typer.Option(min=0, show_default="8", help="How deep nodes are expanded.")] = None,
-    flat: Annotated[
-        bool, typer.Option("--flat", help="Judge the hypotheses alone, not what was accepted for them (depth 0).")
-    ] = False,
-    step: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            show_default="all at once",
-            help="Candidates to ask at once; the oracle says when a node is complete, or a premise is missing.",
-        ),
-    ] = 0,
-    max_judgements: Annotated[int, typer.Option(min=0, help="Most verdicts to ask for; 0: no limit.")] = 0,
-    max_negatives: Annotated[int, typer.Option(min=0, help="Most negatives kept a query; 0: all.")] = 0,
+    *,
+    config: dict[str, Any],
     margin: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Keep negatives that score this share below the best positive only."),
@@ -129,13 +148,6 @@ def sample(
     rewordings: Annotated[
         bool, typer.Option(help="Keep as negatives what says the same as the query or a positive.")
     ] = True,
-    conditioned: Annotated[
-        bool, typer.Option("--conditioned", help="Ask again with what was accepted, until nothing new is.")
-    ] = False,
-    label: Annotated[str | None, typer.Option(show_default="stable", help="Query encoder by label.")] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Follow the label: retrieve open nodes again by each version it moves to.")
-    ] = False,
     wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = True,
 ) -> None:
     """Starts a sampling run: retrieves for each node, asks the oracle, keeps the answers as pairs.
@@ -147,8 +159,6 @@ def sample(
     accessible: dict[str, Accessible] = {}
     if (data is None) == (hypotheses is None):
         raise InvalidArgument("give either --data DIR or --hypotheses FILE")
-    if flat and max_depth:
-        raise InvalidArgument(f"--flat is --max-depth 0, got --max-depth {max_depth}; leave one out")
     if data is not None:
         if file_format or id_column or text_column:
             raise InvalidArgument("--format, --id-column and --text-column go with --hypotheses")
@@ -169,18 +179,10 @@ def sample(
         run = connected.sampler.start_run(
             roots,
             corpus=corpus,
-            oracle=oracle,
-            k=k,
-            step=step,
-            max_depth=0 if flat else max_depth,
-            max_judgements=max_judgements,
-            max_negatives_per_query=max_negatives,
             negative_filter=values.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
-            conditioned=conditioned,
-            live=live,
             split=split,
             accessible=accessible,
-            label=label,
+            **config,
         )
         out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
         show_run(follow_run(connected, run, out) if wait else run, out)
