@@ -22,6 +22,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from aeenc import AsyncClient, vectors
+from aeenc.oracle import Answer
 from aeenc.v1 import (
     encoder_pb2,
     encoder_pb2_grpc,
@@ -243,7 +244,7 @@ async def answer_all(client: AsyncClient, run_id: str, annotator: str) -> None:
         await asyncio.sleep(AGAIN_S)
         for lease in await client.people.lease(annotator, run_id=run_id, max_tasks=16):
             accepted = {one.premise.id: oracle_pb2.JUDGEMENT_EXPLAINS for one in lease.task.candidates[:3]}
-            await client.people.submit(lease, accepted, note=long_text(done)[:1000])
+            await client.people.submit(lease, Answer(accepted, note=long_text(done)[:1000]))
             done += 1
 
 

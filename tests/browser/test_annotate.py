@@ -11,6 +11,7 @@ import pytest
 from browser.test_sight import held
 
 from aeenc import values
+from aeenc.oracle import Answer
 from support.waiting import eventually
 from support.worlds.sampler_world import nearest
 
@@ -424,7 +425,7 @@ async def test_a_lead_reads_the_trail_and_takes_files_away(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         lease = (await at.people.lease("ann"))[0]
-        await at.people.submit(lease, [lease.task.candidates[0].premise.id], note="because")
+        await at.people.submit(lease, Answer([lease.task.candidates[0].premise.id], note="because"))
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
         other = await at.run(["hypothesis 1", "hypothesis 2", "hypothesis 3"], max_depth=0)
         page = await at.window("lead", "adjudicator")

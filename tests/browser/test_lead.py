@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from browser.test_sight import held
 
-from aeenc.oracle import EXPLAINS, REFUSES, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Answer, Verdict
 from aeenc.people import PAGE
 from aeenc.values import TaskState
 from services.sampler.people.overview import Overview
@@ -90,7 +90,7 @@ async def test_a_lead_begins_with_the_disputes_of_all_runs_each_with_what_decide
             [lease] = await waited(at, name, second)
             both, *rest = [one.premise for one in lease.task.candidates]
             words = {both.id: EXPLAINS, rest[name == "bob"].id: Verdict(EXPLAINS, leaf=name == "bob")}
-            await at.people.submit(lease, words, inference=f"reason of {name}", note=f"note of {name}")
+            await at.people.submit(lease, Answer(words, inference=f"reason of {name}", note=f"note of {name}"))
 
         page = await at.window("lea", "adjudicator")
         deep = page.get_by_role("region", name=f"Disputed: {below.text}")

@@ -12,7 +12,7 @@ from browser.test_annotate import read, shown
 from browser.test_safety import findings, needs_axe
 from browser.test_sight import ROWS, held, submitted
 
-from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Answer, Verdict
 from aeenc.trees import Dataset
 from support.waiting import eventually
 
@@ -117,7 +117,7 @@ async def test_an_earlier_answer_is_changed_in_the_view_in_which_it_was_given(be
         given = {ids[0]: 1, ids[1]: ABSTAINS, ids[2]: REFUSES}
         added = next(one for one in (f"p{n}" for n in range(20)) if one not in ids)
         await at.people.submit(
-            lease, given, seen_upto=3, additions=[added], written=["not in the corpus"], note="first"
+            lease, Answer(given, additions=[added], written=["not in the corpus"], note="first"), seen_upto=3
         )
         page = await at.window("ann")
         await shown(page, "hypothesis 1")
@@ -296,7 +296,7 @@ async def test_an_addition_that_is_removed_at_a_glance_is_not_refused(bench: Any
         [lease] = await at.people.lease("ann", run_id=run_id)
         ids = [one.premise.id for one in lease.task.candidates]
         added = next(one for one in (f"p{n}" for n in range(20)) if one not in ids)
-        await at.people.submit(lease, [ids[0]], additions=[added])
+        await at.people.submit(lease, Answer([ids[0]], additions=[added]))
         page = await at.window("ann")
         await page.get_by_text("Nothing waits for you").wait_for()
         await page.keyboard.press("o")

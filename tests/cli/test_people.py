@@ -9,6 +9,7 @@ from datetime import datetime
 import pytest
 
 import aeenc as sdk
+from aeenc.oracle import Answer
 from aeenc.v1 import types_pb2
 from support.waiting import eventually
 from support.worlds.sampler_world import NEVER, SamplerWorld, at_work
@@ -48,7 +49,7 @@ async def test_a_lead_sees_queue_and_tree(aeenc, world: SamplerWorld):
         assert task.task.candidates[0].premise.text in drawn
         [lease] = await people.lease("bob", run_id=run_id)
         added = min({f"p{n}" for n in range(RUN["k"] + 1)} - {c.premise.id for c in lease.task.candidates})
-        await people.submit(lease, [], additions=[added], written=["é fact"])
+        await people.submit(lease, Answer([], additions=[added], written=["é fact"]))
         listed = (await aeenc(*target, "tasks", run_id)).stdout
         assert f"{added}  fact {added[1:]}  (added by bob)" in listed
         assert "é fact  (written by bob)" in listed

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 import aeenc
 from aeenc import errors, trees, values
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Answer, Verdict
 from services.sampler.execution import run_worker
 from services.store.redis import WorkLease
 from support.waiting import eventually
@@ -202,7 +202,7 @@ class PeopleMachine(RuleBasedStateMachine):
             given = dict(zip(task.asked, said, strict=True)) | ({ADDED: EXPLAINS} if adds else {})
             verdicts = {key: Verdict(one) for key, one in given.items() if key != ADDED}
             refused = len(task.answers) >= task.overlap
-            call = self.bench.people.submit(lease, verdicts, additions=[ADDED] if adds else [])
+            call = self.bench.people.submit(lease, Answer(verdicts, additions=[ADDED] if adds else []))
             if done := self.call(refused, call):
                 task.answers[person], task.ids[person] = given, done.answer_id
                 self.order[person].append(task)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # to load all clients takes long enough to be worth waiting f
     )
     from aeenc.encoder import EncoderClient
     from aeenc.index import BuildStage, IndexClient
-    from aeenc.oracle import NodeVerdictName, Verdicts
+    from aeenc.oracle import Answer, Verdicts
     from aeenc.people import PeopleClient, StateName
     from aeenc.registry import RegistryClient
     from aeenc.sampler import CollectName, Root, SamplerClient, SignName
@@ -231,8 +231,8 @@ class BlockingIndexClient:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, and texts too long are cut;
-        `accessible` has for each text what may be found for it, none: all.
+        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, also by RetrieveOptions, and
+        texts too long are cut; `accessible` has for each text what may be found for it, none: all.
         """
         return run(
             self._awaiting.rankings(
@@ -594,87 +594,35 @@ class BlockingPeopleClient:
     def submit(
         self,
         lease: values.Lease,
-        verdicts: Verdicts,
+        verdicts: Verdicts | Answer[Any],
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
-        note: str = "",
-        additions: Verdicts = (),
-        written: Sequence[str] = (),
-        intermediates: Sequence[str] = (),
-        alternatives: Sequence[Sequence[str]] = (),
-        inference: str = "",
-        node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
     ) -> values.SubmittedVerdicts:
-        """Answers a task. Other candidates are refused up to rank `seen_upto` and unseen beyond.
+        """Answers a task: with verdicts, or with an `Answer`, which says more of the node as a whole.
 
-        Without `seen_upto`, all others are refused, as if the person had looked at every candidate. For somebody who
-        stopped reading, give the rank of the last candidate that they looked at; 0: they looked at none.
-        `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
-        and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
-        `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
-        `alternatives` are sets of accepted premises (ids) that each explain the query, where there are several ways.
-        `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
+        Other candidates are refused up to rank `seen_upto` and unseen beyond. Without it, all others are refused, as if
+        the person had looked at every candidate. For somebody who stopped reading, give the rank of the last candidate
+        that they looked at; 0: they looked at none.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
         return run(
-            self._awaiting.submit(
-                lease,
-                verdicts,
-                seen_upto=seen_upto,
-                elapsed_s=elapsed_s,
-                note=note,
-                additions=additions,
-                written=given(written),
-                intermediates=given(intermediates),
-                alternatives=given(alternatives),
-                inference=inference,
-                node_verdict=node_verdict,
-                client_seq=client_seq,
-            )
+            self._awaiting.submit(lease, verdicts, seen_upto=seen_upto, elapsed_s=elapsed_s, client_seq=client_seq)
         )
 
     def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
         """Takes the last answers of a person back and returns their ids, the last first."""
         return run(self._awaiting.undo(annotator, run_id, count=count, request_id=request_id))
 
-    def amend(
-        self,
-        answer_id: str,
-        verdicts: Verdicts,
-        annotator: str,
-        *,
-        note: str = "",
-        additions: Verdicts = (),
-        written: Sequence[str] = (),
-        intermediates: Sequence[str] = (),
-        alternatives: Sequence[Sequence[str]] = (),
-        inference: str = "",
-        node_verdict: NodeVerdictName | int | None = None,
-        request_id: str = "",
-    ) -> str:
-        """Replaces the given verdicts of an answer, and what else is given; for its parts see `submit`.
+    def amend(self, answer_id: str, verdicts: Verdicts | Answer[Any], annotator: str, *, request_id: str = "") -> str:
+        """Replaces the given verdicts of an answer, and what else an `Answer` says.
 
         What is left out stays as it is; additions, written facts and intermediates join those of before. The run's
         tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
-        return run(
-            self._awaiting.amend(
-                answer_id,
-                verdicts,
-                annotator,
-                note=note,
-                additions=additions,
-                written=given(written),
-                intermediates=given(intermediates),
-                alternatives=given(alternatives),
-                inference=inference,
-                node_verdict=node_verdict,
-                request_id=request_id,
-            )
-        )
+        return run(self._awaiting.amend(answer_id, verdicts, annotator, request_id=request_id))
 
     def adjudicate(self, run_id: str, task_id: str, verdicts: Verdicts, annotator: str, *, request_id: str = "") -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""

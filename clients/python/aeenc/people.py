@@ -7,14 +7,15 @@ await client.people.submit(lease, ticked, seen_upto=9)   # candidates seen and n
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
 from aeenc import values
 from aeenc.calls.inputs import change
 from aeenc.errors import InvalidArgument
-from aeenc.oracle import Answer, NodeVerdictName, Verdicts
+from aeenc.oracle import Answer, Verdicts
 from aeenc.transport.channel import Channel
 from aeenc.v1 import people_pb2, people_pb2_grpc
 from aeenc.values.writing import duration, message, shown
@@ -76,41 +77,27 @@ class PeopleClient:
     async def submit(
         self,
         lease: values.Lease,
-        verdicts: Verdicts,
+        verdicts: Verdicts | Answer[Any],
         *,
         seen_upto: int | None = None,
         elapsed_s: float | None = None,
-        note: str = "",
-        additions: Verdicts = (),
-        written: Sequence[str] = (),
-        intermediates: Sequence[str] = (),
-        alternatives: Sequence[Sequence[str]] = (),
-        inference: str = "",
-        node_verdict: NodeVerdictName | int | None = None,
         client_seq: int = 0,
     ) -> values.SubmittedVerdicts:
-        """Answers a task. Other candidates are refused up to rank `seen_upto` and unseen beyond.
+        """Answers a task: with verdicts, or with an `Answer`, which says more of the node as a whole.
 
-        Without `seen_upto`, all others are refused, as if the person had looked at every candidate. For somebody who
-        stopped reading, give the rank of the last candidate that they looked at; 0: they looked at none.
-        `note` is a remark to keep with the pairs. `additions` are premises of the corpus (ids) that explain the query
-        and are missing among the candidates; `written` are facts that the corpus lacks, kept as suggestions.
-        `intermediates` are conclusions in the person's words: they become nodes of the tree and are retrieved for.
-        `alternatives` are sets of accepted premises (ids) that each explain the query, where there are several ways.
-        `inference` says how the query follows, `node_verdict` whether the premises explain it entirely.
+        Other candidates are refused up to rank `seen_upto` and unseen beyond. Without it, all others are refused, as if
+        the person had looked at every candidate. For somebody who stopped reading, give the rank of the last candidate
+        that they looked at; 0: they looked at none.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
         if not isinstance(lease, values.Lease | people_pb2.Lease):
             raise InvalidArgument.field("lease", f"is {shown(lease)}; give a Lease, as `lease` returns")
         lowest = max((candidate.rank for candidate in lease.task.candidates), default=0)
-        answer = Answer(
-            verdicts, note, additions, written, intermediates, alternatives, inference, node_verdict
-        ).to_proto()
         request = message(
             people_pb2.SubmitVerdictsRequest,
             lease_id=lease.lease_id,
-            answer=answer,
+            answer=_whole(verdicts).to_proto(),
             seen_upto=lowest if seen_upto is None else seen_upto,
             elapsed=None if elapsed_s is None else duration(elapsed_s, "elapsed_s"),
             client_seq=client_seq or random.getrandbits(63),
@@ -129,29 +116,15 @@ class PeopleClient:
         return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
     async def amend(
-        self,
-        answer_id: str,
-        verdicts: Verdicts,
-        annotator: str,
-        *,
-        note: str = "",
-        additions: Verdicts = (),
-        written: Sequence[str] = (),
-        intermediates: Sequence[str] = (),
-        alternatives: Sequence[Sequence[str]] = (),
-        inference: str = "",
-        node_verdict: NodeVerdictName | int | None = None,
-        request_id: str = "",
+        self, answer_id: str, verdicts: Verdicts | Answer[Any], annotator: str, *, request_id: str = ""
     ) -> str:
-        """Replaces the given verdicts of an answer, and what else is given; for its parts see `submit`.
+        """Replaces the given verdicts of an answer, and what else an `Answer` says.
 
         What is left out stays as it is; additions, written facts and intermediates join those of before. The run's
         tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
-        answer = Answer(
-            verdicts, note, additions, written, intermediates, alternatives, inference, node_verdict, annotator
-        ).to_proto()
-        request = change(people_pb2.AmendVerdictsRequest, answer_id=answer_id, answer=answer, request_id=request_id)
+        given = replace(_whole(verdicts), annotator=annotator).to_proto()
+        request = change(people_pb2.AmendVerdictsRequest, answer_id=answer_id, answer=given, request_id=request_id)
         return str((await self.channel.unary(self._stub.AmendVerdicts, request)).answer_id)
 
     async def adjudicate(
@@ -283,3 +256,7 @@ class PeopleClient:
         request = message(people_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
         async for response in self.channel.stream(self._stub.WatchTasks, request):
             yield values.TaskEvent.from_message(response.event)
+
+
+def _whole(given: Verdicts | Answer[Any]) -> Answer[Any]:
+    return given if isinstance(given, Answer) else Answer(given)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from aeenc import AsyncClient, oracle, values
 from aeenc.errors import Aborted, NotFound, PermissionDenied
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, UNSEEN, Answer, Verdict
 from aeenc_workbench import downloads
 from aeenc_workbench.events import NO_STORE
 from aeenc_workbench.plain import plain
@@ -78,21 +78,18 @@ class SaidBody(Body):
     inference: str = ""
     node_verdict: Literal["", "complete", "premise_missing", "not_explainable"] = ""
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `submit` and `amend` that both take."""
-        return {
-            "note": self.note,
-            "additions": {premise_id: self.verdict(premise_id, word) for premise_id, word in self.additions.items()},
-            "written": self.written,
-            "intermediates": self.intermediates,
-            "alternatives": self.alternatives,
-            "inference": self.inference,
-            "node_verdict": self.node_verdict or None,
-        }
-
-    def judged(self) -> dict[str, Verdict]:
-        """The verdicts on candidates."""
-        return {premise_id: self.verdict(premise_id, word) for premise_id, word in self.verdicts.items()}
+    def whole(self) -> Answer[dict[str, Verdict]]:
+        """The answer, for `submit` and `amend`."""
+        return Answer(
+            {premise_id: self.verdict(premise_id, word) for premise_id, word in self.verdicts.items()},
+            self.note,
+            {premise_id: self.verdict(premise_id, word) for premise_id, word in self.additions.items()},
+            self.written,
+            self.intermediates,
+            self.alternatives,
+            self.inference,
+            self.node_verdict or None,
+        )
 
     def verdict(self, premise_id: str, word: Said) -> Verdict:
         """A verdict with its grade, remark and time in sight."""
@@ -263,12 +260,7 @@ async def answer(call: Call) -> Any:
     body = await call.body(AnswerBody)
     held = values.Lease(lease_id=call.leases.open(body.lease, call.person))
     return await call.client.people.submit(
-        held,
-        body.judged(),
-        seen_upto=body.seen_upto,
-        elapsed_s=body.elapsed_s,
-        client_seq=body.seq,
-        **body.arguments(),
+        held, body.whole(), seen_upto=body.seen_upto, elapsed_s=body.elapsed_s, client_seq=body.seq
     )
 
 
@@ -284,7 +276,7 @@ async def amend(call: Call) -> Any:
     name = call.person.name
     if not call.person.may("adjudicator") and not await _is_own(call, body):
         raise PermissionDenied(f"answer {body.answer} is not by {name}; its author or an adjudicator changes it")
-    made = await call.client.people.amend(body.answer, body.judged(), name, request_id=body.request, **body.arguments())
+    made = await call.client.people.amend(body.answer, body.whole(), name, request_id=body.request)
     return {"answer": made}
 
 

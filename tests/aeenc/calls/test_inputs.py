@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from aeenc import (
+    Answer,
     Channel,
     Encoded,
     EncoderClient,
@@ -76,7 +77,7 @@ LISTS: list[tuple[str, Call]] = [
 
 
 def submitted(channel: Channel, **options: Any) -> Awaitable[object]:
-    return PeopleClient(channel).submit(values.Lease(lease_id="l"), **{"verdicts": [], **options})
+    return PeopleClient(channel).submit(values.Lease(lease_id="l"), Answer(**{"verdicts": [], **options}))
 
 
 def built(channel: Channel, premises: Any) -> Awaitable[object]:

@@ -96,8 +96,10 @@ async def test_what_a_person_adds_must_be_accessible(world: SamplerWorld):
         shown = {one.premise.id for one in lease.task.candidates}
         for late in ("p40", "p3"):
             with pytest.raises(errors.InvalidArgument, match=f"'{late}' is not accessible here"):
-                await people.submit(lease, [], additions=[late])
-        await people.submit(lease, [], additions=[next(f"p{n}" for n in range(0, 20, 2) if f"p{n}" not in shown)])
+                await people.submit(lease, Answer([], additions=[late]))
+        await people.submit(
+            lease, Answer([], additions=[next(f"p{n}" for n in range(0, 20, 2) if f"p{n}" not in shown)])
+        )
 
 
 @pytest.mark.parametrize("step", [0, 4])
@@ -127,9 +129,9 @@ async def test_what_a_person_accepts_later_explains_nothing_in_a_tree_where_it_i
         people = aeenc.PeopleClient(sampler.channel)
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=1, max_depth=0)
         lease = await take(people, "ann")
-        answer = await people.submit(lease, [best], additions=[new])
+        answer = await people.submit(lease, Answer([best], additions=[new]))
         await sampler.wait(run.id)
-        await people.amend(answer.answer_id, {}, "ann", additions=[later])
+        await people.amend(answer.answer_id, Answer({}, additions=[later]), "ann")
         await sampler.resume(run.id)
         await sampler.wait(run.id)
         found = {name: (await people.get_tree(run.id, name)).nodes[0].accepted for name in lists}

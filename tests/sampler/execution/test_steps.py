@@ -93,7 +93,7 @@ async def test_people_end_a_node_by_what_they_say_of_it(world: SamplerWorld):
     async with at_work(world, 1, run={"step": 2}, undo_s=0.0) as (people, sampler, run_id):
         lease = await take(people, "ann")
         assert len(lease.task.candidates) == 2
-        await people.submit(lease, [lease.task.candidates[0].premise.id], node_verdict="complete")
+        await people.submit(lease, Answer([lease.task.candidates[0].premise.id], node_verdict="complete"))
         ended = await sampler.wait(run_id)
         assert (ended.state.name, ended.progress.judgements) == ("SUCCEEDED", 2)
 

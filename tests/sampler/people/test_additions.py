@@ -11,7 +11,7 @@ import pytest
 
 import aeenc
 from aeenc import errors, values
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Candidate, Task, Verdict
 from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, Tree, explains
 from services.sampler.people import steps
 from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections, from_row, task_json
@@ -84,7 +84,8 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
     async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         lease = await take(people, "ann")
         extra = missing(lease)
-        once = partial(people.submit, lease, [], additions=[extra], inference="because of it, this", client_seq=5)
+        answer = Answer([], additions=[extra], inference="because of it, this")
+        once = partial(people.submit, lease, answer, client_seq=5)
         assert await once() == await once()
         below = await take(people, "bob")
         assert below.task.query == f"fact {extra.removeprefix('p')}"
@@ -114,17 +115,17 @@ async def test_what_may_not_be_added_is_refused_by_name(world: SamplerWorld):
             ([f"p{n}" for n in range(65)], "has 65 items"),
         ):
             with pytest.raises(errors.InvalidArgument, match=problem):
-                await people.submit(lease, [], additions=additions)
+                await people.submit(lease, Answer([], additions=additions))
         with pytest.raises(errors.NotFound, match="nowhere"):
-            await people.submit(lease, [], additions=["nowhere"])
+            await people.submit(lease, Answer([], additions=["nowhere"]))
         for written, problem in (([" "], "is empty"), (["w" * 1025], "1025 characters"), (["w"] * 65, "65 items")):
             with pytest.raises(errors.InvalidArgument, match=problem):
-                await people.submit(lease, [], written=written)
+                await people.submit(lease, Answer([], written=written))
         await people.submit(lease, [shown])
         below = await take(people, "ann")
         assert below.task.path == ("hypothesis 0",)
         with pytest.raises(errors.InvalidArgument, match="may not lead back to itself"):
-            await people.submit(below, [], additions=[shown])
+            await people.submit(below, Answer([], additions=[shown]))
 
 
 async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_run(world: SamplerWorld):
@@ -132,7 +133,7 @@ async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_r
         lease = await take(people, "ann")
         fact = "a fact that the corpus lacks"
         await people.submit(
-            lease, [lease.task.candidates[0].premise.id], written=[fact], node_verdict="premise_missing"
+            lease, Answer([lease.task.candidates[0].premise.id], written=[fact], node_verdict="premise_missing")
         )
         await asyncio.wait_for(sampler.wait(run_id), 40)
         [task] = [one async for one in people.list_tasks(run_id)]
@@ -158,7 +159,7 @@ INTERMEDIATE = "what a person concludes on the way"
 async def test_a_written_intermediate_is_retrieved_for_and_stands_in_the_tree_with_its_author(world: SamplerWorld):
     async with at_work(world, 1, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        await people.submit(lease, [], intermediates=[INTERMEDIATE, "an intermediate that nothing explains"])
+        await people.submit(lease, Answer([], intermediates=[INTERMEDIATE, "an intermediate that nothing explains"]))
         below = await take(people, "bob")
         assert (below.task.query, below.task.path) == (INTERMEDIATE, ("hypothesis 0",))
         await people.submit(below, {below.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
@@ -182,10 +183,10 @@ async def test_a_decided_node_shows_its_intermediates_and_an_undone_answer_takes
     async with at_work(world, 1, run={"max_depth": 1}, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         with pytest.raises(errors.InvalidArgument, match="may not lead back to itself"):
-            await people.submit(lease, [], intermediates=["hypothesis 0"])
+            await people.submit(lease, Answer([], intermediates=["hypothesis 0"]))
         with pytest.raises(errors.InvalidArgument, match="is the candidate"):
-            await people.submit(lease, [], intermediates=[lease.task.candidates[0].premise.text])
-        await people.submit(lease, [], seen_upto=0, intermediates=[INTERMEDIATE])
+            await people.submit(lease, Answer([], intermediates=[lease.task.candidates[0].premise.text]))
+        await people.submit(lease, Answer([], intermediates=[INTERMEDIATE]), seen_upto=0)
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert [one.text for one in root.accepted] == [INTERMEDIATE]
         await people.undo("ann", run_id)

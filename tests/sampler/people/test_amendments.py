@@ -14,7 +14,7 @@ import pytest
 
 import aeenc
 from aeenc import errors, trees, values
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Candidate, Task, Verdict
+from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Candidate, Task, Verdict
 from aeenc.v1 import oracle_pb2
 from aeenc.values import Collect, RunConfig, RunProgress
 from services.sampler.people import gateway, steps
@@ -197,10 +197,12 @@ async def test_all_that_is_said_of_a_node_can_be_amended_and_what_is_left_out_st
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         lease = await take(people, "ann")
         one, two, three = [c.premise.id for c in lease.task.candidates][:3]
-        given = await people.submit(lease, [one, two], note="old", inference="stays", written=["a fact"])
+        given = await people.submit(lease, Answer([one, two], note="old", inference="stays", written=["a fact"]))
         said = {"note": "new", "written": ["another"], "node_verdict": "complete"}
         ways = [[one, two], [one, three]]
-        await people.amend(given.answer_id, {three: EXPLAINS}, "ann", alternatives=ways, intermediates=["so"], **said)
+        await people.amend(
+            given.answer_id, Answer({three: EXPLAINS}, alternatives=ways, intermediates=["so"], **said), "ann"
+        )
         assert "so" in [found.text for found in (await people.get_tree(run_id, "tree-0")).nodes[0].accepted]
         [task] = [task async for task in people.list_answers(run_id, "ann")]
         [answer] = task.answers
@@ -239,7 +241,7 @@ async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: Sampl
     async with at_work(world, 2, overlap=2) as (people, sampler, run_id):
         for name, note in (("ann", "the second is badly put"), ("bob", "x" * 2000)):
             for hypothesis, remark in (("tree-0", note), ("tree-1", note if name == "ann" else "")):
-                await people.submit(await take(people, name, run_id, hypothesis), [], note=remark)
+                await people.submit(await take(people, name, run_id, hypothesis), Answer([], note=remark))
         await asyncio.wait_for(sampler.wait(run_id), 40)
         listed = {t.task.query: t async for t in people.list_tasks(run_id)}
         first, second = listed["hypothesis 0"], listed["hypothesis 1"]

@@ -13,7 +13,7 @@ import pytest
 
 import aeenc
 from aeenc import trees, values
-from aeenc.oracle import EXPLAINS, REFUSES, Verdict, Verdicts
+from aeenc.oracle import EXPLAINS, REFUSES, Answer, Verdict, Verdicts
 from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
@@ -248,7 +248,7 @@ async def test_an_answer_that_accepts_a_cut_node_opens_it_again_whoever_works_on
         await waits(people, run_id, first.text, second.text)
         await amend_root(people, run_id, {first.id: REFUSES})
         await eventually(lambda: is_gone_from(people, run_id, first.text))
-        await people.submit(await take(people, "ann"), [], additions=[first.id])
+        await people.submit(await take(people, "ann"), Answer([], additions=[first.id]))
         await waits(people, run_id, first.text)
         assert (await sampler.get_run(run_id)).progress.nodes_pending == 1
         await people.submit(await take(people, "ann"), [])
@@ -281,7 +281,7 @@ async def one_query_in_two_trees(
         async def say(tree: str, query: str, additions: list[str]) -> None:
             lease = await take(people, "ann", run.id, tree)
             assert lease.task.query == query
-            await people.submit(lease, [], additions=additions)
+            await people.submit(lease, Answer([], additions=additions))
             await people.settle(run.id, lease.task.task_id, "ann")
 
             async def is_judged() -> bool:
@@ -322,7 +322,7 @@ async def test_what_another_tree_adds_holds_although_it_was_amended_away_before(
         first = await answer_to_root(people, run_id)
         changed = await people.amend(first.answer_id, {again[0]: EXPLAINS}, "ann")
         await people.amend(changed, {again[0]: REFUSES}, "ann")
-        await people.submit(below, {LAST_ID: REFUSES}, additions=[again[0]])
+        await people.submit(below, Answer({LAST_ID: REFUSES}, additions=[again[0]]))
         await people.settle(run_id, below.task.task_id, "ann")
 
         async def is_recorded() -> bool:
@@ -337,7 +337,7 @@ async def test_an_amendment_stands_above_an_answer_that_was_given_before_and_rec
     async with one_query_in_two_trees(world, undo_s=NEVER) as (people, sampler, run_id, below):
         first = await answer_to_root(people, run_id)
         await people.submit(below, {LAST_ID: REFUSES})
-        await people.amend(first.answer_id, {}, "ann", additions=[LAST_ID])
+        await people.amend(first.answer_id, Answer({}, additions=[LAST_ID]), "ann")
 
         async def has_grown() -> bool:
             return LAST_TEXT in {one.text for one in (await people.get_tree(run_id, "tree-0")).nodes}

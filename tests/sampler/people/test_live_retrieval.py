@@ -11,7 +11,7 @@ import pytest
 
 import aeenc
 from aeenc import errors, values
-from aeenc.oracle import Candidate, Task
+from aeenc.oracle import Answer, Candidate, Task
 from services.sampler.execution import holds
 from services.sampler.people import steps
 from services.sampler.people.gateway import PeopleGateway
@@ -289,7 +289,7 @@ async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
         lease = await take(people, "ann")
         await people.release(lease.lease_id, "lunch")
         lease = await take(people, "ann")
-        given = await people.submit(lease, [lease.task.candidates[0].premise.id], note="sure")
+        given = await people.submit(lease, Answer([lease.task.candidates[0].premise.id], note="sure"))
         amended = await people.amend(given.answer_id, [lease.task.candidates[1].premise.id], "ann")
         await people.undo("ann", run_id)
         await people.close(run_id, lease.task.task_id, "lead", overlap=1)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aeenc import errors, values
+from aeenc.oracle import Answer
 from services.sampler.people.controls import read_controls
 from services.sampler.people.task_store import TaskStore
 from services.sampler.settings import QueueSettings
@@ -169,7 +170,7 @@ async def test_a_premise_added_to_a_control_item_counts_neither_for_nor_against_
     async with at_work(world, 2, **controls(tmp_path)) as (people, _, run_id):
         for _ in range(2):
             lease = await take(people, "ann")
-            await people.submit(lease, metals(lease), additions=["p1"])
+            await people.submit(lease, Answer(metals(lease), additions=["p1"]))
         assert (await take(people, "ann")).task.query.startswith("hypothesis")
         assert (await standing(people, "ann")).passed
         told = await people.get_agreement(run_id)

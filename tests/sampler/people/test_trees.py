@@ -13,7 +13,7 @@ import pytest
 
 import aeenc
 from aeenc import errors, values
-from aeenc.oracle import EXPLAINS, REFUSES, Candidate, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Answer, Candidate, Task, Verdict
 from services.sampler.people import overview
 from services.sampler.people.overview import Overview
 from services.sampler.people.task_store import TaskStore
@@ -50,7 +50,7 @@ async def test_a_tree_shows_what_is_open_held_decided_and_judged(world: SamplerW
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert (root.state, root.holders, root.task_id) == (State.WAITING, ("ann",), lease.task.task_id)
         ticked = lease.task.candidates[0].premise
-        await people.submit(lease, [ticked.id], inference="because of it", node_verdict="complete")
+        await people.submit(lease, Answer([ticked.id], inference="because of it", node_verdict="complete"))
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert (root.state, [one.premise_id for one in root.accepted]) == (State.DECIDED, [ticked.id])
         [said] = root.answers
@@ -97,7 +97,7 @@ async def reads(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, tuple
 async def test_the_inferences_of_others_are_not_shown_before_a_task_is_decided(world: SamplerWorld):
     async with at_work(world, 1, overlap=2) as (people, _, run_id):
         lease = await take(people, "ann")
-        await people.submit(lease, [], inference="mine alone")
+        await people.submit(lease, Answer([], inference="mine alone"))
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert (root.answered, root.overlap, root.answers, root.accepted) == (1, 2, (), ())
 
