@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 
 import aeenc
 from aeenc import Channel, errors
-from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict
+from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict, serve_until_signal
 from aeenc.oracles.client import Answer, OracleClient
 from aeenc.oracles.composite import CompositeOracle
 from support.waiting import reached
@@ -125,7 +128,7 @@ async def test_a_mapping_may_say_more_and_what_it_leaves_out_is_unseen() -> None
     assert judgements(abstained) == {"p1": UNSEEN, "p2": ABSTAINS}
 
 
-async def test_judge_may_be_a_coroutine_function_and_tasks_then_wait_together() -> None:
+async def test_judge_may_be_a_coroutine_function_or_return_its_call_and_tasks_then_wait_together() -> None:
     arrived = 0
     both = asyncio.Event()
 
@@ -137,9 +140,15 @@ async def test_judge_may_be_a_coroutine_function_and_tasks_then_wait_together() 
         await both.wait()
         return ["p1"]
 
-    async with served(Judging(judge)) as client:
-        answers = await client.judge("r1", [task(task_id="t1"), task(task_id="t2")])
-    assert [judgements(answer) for answer in answers] == [{"p1": EXPLAINS, "p2": REFUSES}] * 2
+    def wrapping(task: Task) -> Any:
+        return judge(task)
+
+    for oracle in (Judging(judge), Judging(wrapping)):
+        arrived = 0
+        both.clear()
+        async with served(oracle) as client:
+            answers = await client.judge("r1", [task(task_id="t1"), task(task_id="t2")])
+        assert [judgements(answer) for answer in answers] == [{"p1": EXPLAINS, "p2": REFUSES}] * 2
 
 
 async def test_a_judge_that_raises_is_unavailable_without_internals_and_the_server_goes_on() -> None:
@@ -276,6 +285,19 @@ async def test_an_oracle_refuses_to_listen_without_a_secret_that_a_caller_can_se
 ) -> None:
     with pytest.raises(errors.InvalidArgument, match=told):
         await WordOracle().start(address, **options)
+
+
+async def test_a_socket_of_this_machine_needs_no_token_and_is_told_as_it_was_given() -> None:
+    for address in (f"unix-abstract:aeenc-{uuid.uuid4().hex}", "127.0.0.1:0"):
+        told: list[str] = []
+
+        def listens(bound: str, told: list[str] = told) -> None:
+            told.append(bound)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        await serve_until_signal(WordOracle(), listens, address)
+        assert told[0].startswith(address.removesuffix("0"))
+        assert (told == [address]) == address.startswith("unix")
 
 
 async def test_a_task_of_many_long_candidates_reaches_an_oracle() -> None:

@@ -34,7 +34,7 @@ from google.protobuf.message import DecodeError
 from aeenc import errors
 from aeenc.calls.inputs import listed
 from aeenc.transport import status
-from aeenc.transport.addresses import is_loopback
+from aeenc.transport.addresses import is_loopback, is_socket
 from aeenc.transport.channel import MESSAGE_BYTES
 from aeenc.transport.checks import credential, key_pair
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
@@ -292,7 +292,7 @@ async def serve_until_signal(oracle: Oracle, listens: Callable[[str], None], add
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    listens(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{server.port}")
+    listens(address if is_socket(address) else f"{address.rpartition(':')[0]}:{server.port}")
     await stop.wait()
     await server.stop()
 
@@ -401,10 +401,11 @@ async def answer_of(oracle: Oracle, task: Task) -> Answer[dict[str, Verdict]]:
     """
     judge: Callable[[Task], Any] = oracle.judge
     if inspect.iscoroutinefunction(judge):
-        given = await judge(task)
+        given = judge(task)
     else:
         threads = oracle._judge_threads  # noqa: SLF001 -- private, since a subclass may have a field of any public name
         given = await asyncio.get_running_loop().run_in_executor(threads, judge, task)
+    given = await given if inspect.isawaitable(given) else given
     answer: Answer[Any] = given if isinstance(given, Answer) else Answer(given)
     judged: object = answer.verdicts
     if isinstance(judged, str | bytes) or not isinstance(judged, Iterable):
@@ -465,4 +466,4 @@ def _unavailable(error: Exception) -> errors.AeencError:
 
 
 def _is_loopback(address: str) -> bool:
-    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))
+    return is_socket(address) or is_loopback(address.rpartition(":")[0].strip("[]"))
