@@ -285,6 +285,9 @@ def test_what_cannot_work_is_refused_with_the_remedy(tmp_path: Path) -> None:
     for template in ("no fields", "$query $candidates $nonsense", "$query $candidates $"):
         with pytest.raises(errors.InvalidArgument, match="candidates"):
             LanguageModelOracle("http://h/v1", "m", template=template)
+    for wrong in ({"samples": 0}, {"candidates": 0}, {"concurrency": 0}, {"timeout_s": 0}, {"timeout_s": math.nan}):
+        with pytest.raises(errors.InvalidArgument, match=f"{next(iter(wrong))}: "):
+            LanguageModelOracle("http://h/v1", "m", **wrong)
     with pytest.raises(errors.InvalidArgument, match="prices"):
         Budget(cost=1.0)
     for wrong in (-1.0, math.nan):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from aeenc.calls.inputs import at_least_one
 from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, Overloaded, Unavailable, install
 from aeenc.files.lines import parsed
 from aeenc.oracle import (
@@ -42,6 +43,7 @@ from aeenc.oracle import (
     all_of,
 )
 from aeenc.oracles.ledger import Budget, Ledger, Usage
+from aeenc.transport.checks import check_seconds
 
 CANDIDATES = 10  # in one prompt: models lose track of long lists
 CONCURRENCY = 4
@@ -129,15 +131,14 @@ class LanguageModelOracle(Oracle):
         timeout_s: float = TIMEOUT_S,
         steps: bool = False,
     ) -> None:
-        if samples < 1 or candidates < 1:
-            raise InvalidArgument(f"samples ({samples}) and candidates of a prompt ({candidates}) must be at least 1")
         if thinking_tokens < 0:
             raise InvalidArgument.field("thinking_tokens", f"is {thinking_tokens}; give 0 or more")
         parts = urlsplit(base_url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.password:
             raise InvalidArgument.field("base_url", "must be http(s)://host[:port]/path, without a user or password")
         self.name = f"llm-{model}"
-        self._model, self._samples, self._size = model, samples, candidates
+        self._model, self._samples = model, at_least_one(samples, "samples")
+        self._size = at_least_one(candidates, "candidates")
         self._temperature = temperature if temperature is not None else (0.0 if samples == 1 else 0.7)
         self._template = _checked(template)
         self._thinking_tokens, self._steps = thinking_tokens, steps
@@ -145,11 +146,11 @@ class LanguageModelOracle(Oracle):
         self.invalid: Counter[str] = Counter()  # why answers were not valid, and how many
         self._budget = budget or Budget()
         self._ledger = Ledger(cache, self._budget)
-        self._free, self._has_spent = asyncio.Semaphore(concurrency), asyncio.Event()
+        self._free, self._has_spent = asyncio.Semaphore(at_least_one(concurrency, "concurrency")), asyncio.Event()
         self._limit_name = "max_tokens"  # first, since an endpoint that does not know the newer name may ignore it
         self._has_answered = self._has_completed = False
         self._last: dict[tuple[str, str], bool] = {}  # nodes: whether any answer was valid
-        self._client, self._failures = _open(base_url, key, timeout_s)
+        self._client, self._failures = _open(base_url, key, check_seconds(timeout_s))
 
     @property
     def usage(self) -> Usage:
