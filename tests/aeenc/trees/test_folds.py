@@ -83,6 +83,14 @@ def test_each_tree_is_held_out_once_and_never_trained_on_beside_it(tmp_path: Pat
     assert sorted(held_out) == sorted(record["context"] for record in RECORDS)
 
 
+@pytest.mark.parametrize("split", ["dev", HELD_OUT])
+def test_a_fold_is_not_folded_again_which_would_lose_what_it_holds_back(split: str, tmp_path: Path) -> None:
+    (tmp_path / "folds").mkdir()
+    [fold, _] = write_folds(_directory(tmp_path / "data"), tmp_path / "folds", number=2)
+    with pytest.raises(InvalidArgument, match=f"has a split '{HELD_OUT}' already"):
+        write_folds(Dataset.load(fold), tmp_path, split=split, number=2)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_unseen_folds_hold_back_leaves_that_no_other_tree_has(seed: int, tmp_path: Path) -> None:
     trees = _trees()

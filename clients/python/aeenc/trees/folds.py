@@ -82,7 +82,12 @@ def write_folds(
 
     `to` must exist. In each, the split has the trees of the other folds, and split `held-out` those of the fold, which
     are `unseen_folds` if asked for.
+    Raises InvalidArgument for a dataset that has a split `held-out`: nothing would keep it.
     """
+    if HELD_OUT in dataset.splits:
+        raise InvalidArgument(
+            f"{dataset.directory} has a split {HELD_OUT!r} already; make folds of the directory that it is a fold of"
+        )
     folds = (unseen_folds if unseen else folds_of)(dataset.trees(split), number, seed)
     written = [to / f"fold-{n}" for n in range(number)]
     for directory, fold in zip(written, folds, strict=True):
