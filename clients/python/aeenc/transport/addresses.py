@@ -27,6 +27,7 @@ _SOCKETS = ("unix:", "unix-abstract:")
 _OTHERS = (*_SOCKETS, "vsock:", "xds:")  # gRPC's own, without a host and a port
 _ASKS = re.compile("dns://[^/]")  # a name server of its own
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # as gRPC's core looks for them
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # ends of hosts
 _SERVER = re.compile(r"(\[[^/@ ]+\]|[^/@: ]*)(?::([0-9]{1,5}))?")
 _TLS_PORT = 443  # gRPC's own default, also without TLS
 
@@ -98,8 +99,16 @@ def is_local(target: str) -> bool:
 
 def proxy_of(target: str) -> str:
     """The proxy that gRPC's core calls a target by, without credentials; "": none. This machine is called directly."""
-    found = next((value for name in _PROXIES if (value := os.environ.get(name))), "")
-    return "" if not found or is_local(target) else found.rpartition("@")[2].removeprefix("http://")
+    found, listed = (
+        next((value for name in names if (value := os.environ.get(name))), "") for names in (_PROXIES, _EXCEPTIONS)
+    )
+    if not found or is_local(target):
+        return ""
+    excepted = tuple(filter(None, map(str.strip, listed.split(","))))
+    called = [part for part in split(target, tls=True) if not part.startswith(_OTHERS)]
+    if all(_host_and_port(part, tls=True)[0].endswith(excepted) for part in called):
+        return ""
+    return found.rpartition("@")[2].removeprefix("http://")
 
 
 async def resolve(target: str, *, tls: bool = False) -> list[Address]:
