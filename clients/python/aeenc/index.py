@@ -145,10 +145,11 @@ class IndexClient:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, and texts too long are cut;
-        `accessible` has for each text what may be found for it, none: all.
+        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, also by RetrieveOptions, and
+        texts too long are cut; `accessible` has for each text what may be found for it, none: all.
         """
-        asked = RetrieveOptions.of(retrieval, {"k": 1000, "precision": "float32", **options})
+        usual = {} if isinstance(retrieval, RetrieveOptions) else {"k": 1000, "precision": "float32"}
+        asked = RetrieveOptions.of(retrieval, {**usual, **options})
         return await rank(
             lambda request: self._retrieved(request, RANKING_TIMEOUT_S), corpus, asked, texts, accepted, accessible
         )

@@ -20,7 +20,7 @@ from aeenc.calls.inputs import (
     listed,
     pair_of,
 )
-from aeenc.calls.retrieval import Mode, Retrieval
+from aeenc.calls.retrieval import Mode, Retrieval, RetrieveOptions
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.graded import check_grade
@@ -228,6 +228,9 @@ class TrainerClient:
         DeadlineExceeded for iterators that take longer.
         """
         held = accessible_by_text(accessible)
+        if isinstance(retrieval, RetrieveOptions):
+            problem = "is a RetrieveOptions, whose model and filters no evaluation heeds; give a Retrieval"
+            raise InvalidArgument.field("retrieval", problem)
         config = message(
             trainer_pb2.EvaluateConfig,
             corpus=corpus,

@@ -21,6 +21,7 @@ from aeenc import (
     PeopleClient,
     RegistryClient,
     Retrieval,
+    RetrieveOptions,
     SamplerClient,
     Scored,
     SearchResult,
@@ -52,7 +53,10 @@ def trained(channel: Channel, **options: Any) -> Awaitable[object]:
 
 
 def evaluated(channel: Channel, versions: Any) -> Awaitable[object]:
-    retrieval = Retrieval(rerank=20, rerank_versions=versions)
+    return evaluated_by(channel, Retrieval(rerank=20, rerank_versions=versions))
+
+
+def evaluated_by(channel: Channel, retrieval: Retrieval) -> Awaitable[object]:
     return TrainerClient(channel).evaluate("science", [("iron", ["a metal"])], retrieval=retrieval)
 
 
@@ -133,6 +137,7 @@ ODD: list[tuple[str, Call]] = [
     (r"version\[1\]: is 3; give text", lambda channel: RegistryClient(channel).publish(["q", cast("Any", 3)])),
     ("validation: has 'iron'; give", lambda channel: trained(channel, validation=["iron"])),
     (r"queries: has 'iron'; give \(text", lambda channel: TrainerClient(channel).evaluate("science", ["iron"])),
+    ("retrieval: is a RetrieveOptions", lambda channel: evaluated_by(channel, RetrieveOptions(splits=["facts"]))),
 ]
 
 

@@ -22,13 +22,22 @@ async def test_many_texts_are_ranked_as_each_alone(built, monkeypatch):
             assert [hit.id for hit in hits] == [hit.id for hit in alone[0]]
 
 
-@pytest.mark.parametrize("name", ["exclude", "only_ids", "splits", "tags"])
-async def test_options_that_can_be_gone_through_once_hold_for_every_call(built, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("exclude", ["f1"]),
+        ("only_ids", ["f1", "f2"]),
+        ("splits", ["s"]),
+        ("tags", ["tag"]),
+        ("rerank_versions", ["x-a", "x-e"]),
+    ],
+)
+async def test_options_that_can_be_gone_through_once_hold_for_every_call(built, monkeypatch, name, chosen):
     monkeypatch.setattr(calls, "TEXTS", 3)
-    texts, given = [f"{fact} again" for fact in FACTS], {"exclude": ["f1"], "only_ids": ["f1", "f2"], "splits": ["s"]}
-    chosen = given.get(name, ["tag"])
-    found = await built.client.rankings("science", texts, k=4, **{name: iter(chosen)})
-    assert found.results == (await built.client.rankings("science", texts, k=4, **{name: chosen})).results
+    monkeypatch.setattr(calls, "PAIRS", 12)
+    texts, options = [f"{fact} again" for fact in FACTS], {"k": 4, "rerank": 4 * (name == "rerank_versions")}
+    found = await built.client.rankings("science", texts, **options, **{name: iter(chosen)})
+    assert found.results == (await built.client.rankings("science", texts, **options, **{name: chosen})).results
 
 
 async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before(built):
@@ -38,7 +47,7 @@ async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before
     found = await built.client.retrieve("science", texts, **named)
     assert len(found[0]) == 4
     assert (await built.client.retrieve("science", texts, retrieval=kept)).results == found.results
-    assert (await built.client.rankings("science", texts, retrieval=kept, k=4)).results == found.results
+    assert (await built.client.rankings("science", texts, retrieval=kept)).results == found.results
     assert (await built.client.retrieve("science", texts, retrieval=kept, k=2))[0] == found[0][:2]
     by_both = await built.client.retrieve("science", texts, retrieval=Retrieval("hybrid"), k=4, exclude=["f1"])
     assert by_both.results == found.results
