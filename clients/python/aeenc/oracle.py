@@ -456,13 +456,9 @@ def _told(error: Exception) -> tuple[errors.AeencError, bytes]:
         # half a character, an endless pause, another exception in place of the message
         with suppress(AttributeError, ValueError, TypeError, LookupError, OverflowError):
             return error, status.details_of(error)
-    hidden = _unavailable(error)
-    return hidden, status.details_of(hidden)
-
-
-def _unavailable(error: Exception) -> errors.AeencError:
     log.error("judge failed", exc_info=error)
-    return errors.Unavailable(f"the oracle's judge failed with {type(error).__name__}; its log says more")
+    hidden = errors.Unavailable(f"the oracle's judge failed with {type(error).__name__}; its log says more")
+    return hidden, status.details_of(hidden)
 
 
 def _is_loopback(address: str) -> bool:

@@ -230,8 +230,7 @@ class Commands(Group):
 
     def _add_others(self) -> None:
         if not self._is_whole:
-            whole = _built(None)
-            self.commands, self.epilog, self._is_whole = whole.commands, whole.epilog, True
+            self.commands, self._is_whole = _built(None).commands, True
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.get_command(ctx, args[0])
@@ -434,8 +433,9 @@ def _app(names: Collection[str] | None = None) -> typer.Typer:
             made.command(_name_of(path), cls=Command)(_function(path))
     for name in [*_GROUPS, *_LISTS] if names is None else [name for name in names if name in {*_GROUPS, *_LISTS}]:
         made.add_typer(_group(name), name=name)
-    missing = _add_distributions(made) if names is None else []
-    made.callback(epilog="\n\n".join([EXIT_CODES, *missing]))((lambda: None) if names else options)
+    if names is None:
+        _add_distributions(made)
+    made.callback()((lambda: None) if names else options)
     return made
 
 

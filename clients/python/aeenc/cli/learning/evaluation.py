@@ -276,7 +276,11 @@ def _strata_told(
 def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -> values.GateComparison:
     """Compares average precisions of two reports with ranks, under the strict protocol."""
     ours, theirs = (
-        np.array([_precision(one) for one in side.ranks if one.strict], dtype=np.float64) for side in (report, other)
+        np.array(
+            # rank 0 is that of a premise that was not found
+            [average_precision(np.array([rank or UNRANKED for rank in one.strict])) for one in side.ranks if one.strict]
+        )
+        for side in (report, other)
     )
     found = difference_of(ours, theirs)
     return values.GateComparison(
@@ -288,11 +292,6 @@ def _compared(report: values.EvaluationReport, other: values.EvaluationReport) -
         p_better=found.p_better,
         outcome=values.Outcome[found.outcome],
     )
-
-
-def _precision(ranks: values.GoldRanks) -> float:
-    """The average precision of a query; rank 0 is that of a premise that was not found."""
-    return average_precision(np.array([rank or UNRANKED for rank in ranks.strict]))
 
 
 def _source(split: str, measured: Mapping[str, Any]) -> str:

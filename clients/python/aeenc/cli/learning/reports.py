@@ -23,15 +23,15 @@ _FEW = ("MAP", "Hit@10")
 
 def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
     """Converts a report to plain values without its absent parts."""
-    named: dict[str, Any] = {
-        "strict": metrics_dict(report.strict),
-        **({"paper": metrics_dict(report.paper)} if report.paper is not None else {}),
-        **fields_of(report, "candidates", "queries", "pairs", "model_version", "generation"),
-    }
+    counts = fields_of(report, "candidates", "queries", "pairs", "model_version", "generation")
+    named: dict[str, Any] = _by_protocol(report) | counts
     if report.rerank_versions:
         named["rerank_versions"] = report.rerank_versions
     if report.parts:
-        named["parts"] = {_name(part): _part_dict(part) for part in report.parts}
+        named["parts"] = {
+            part.kind.name.lower().replace("_", " "): _by_protocol(part) | fields_of(part, "queries", "pairs")
+            for part in report.parts
+        }
     if report.hypothesis_alone is not None:
         named["trees"] = {name: _tree_dict(getattr(report, name)) for name in ("hypothesis_alone", "gold_tree")}
     if (graded := report.graded) is not None:
@@ -43,9 +43,13 @@ def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
     return named
 
 
-def metrics_dict(metrics: values.RetrievalMetrics) -> dict[str, float]:
-    """Converts metrics to values by name."""
-    return {name: getattr(metrics, field) for name, field in METRIC_FIELDS.items()}
+def _by_protocol(measured: values.EvaluationReport | values.EvaluationPart) -> dict[str, Any]:
+    """Converts the metrics of the protocols that there are, by name."""
+    found = {name: metrics for name in PROTOCOLS if (metrics := getattr(measured, name)) is not None}
+    return {
+        name: {printed: getattr(metrics, field) for printed, field in METRIC_FIELDS.items()}
+        for name, metrics in found.items()
+    }
 
 
 def strata_dict(strata: Iterable[Stratum]) -> dict[str, Any]:
@@ -98,16 +102,6 @@ def recall_table(title: str, by_grade: Mapping[str, Mapping[str, float]]) -> Tab
     """Makes a table of the recall of each grade in the first LENGTHS of a list."""
     rows = [(grade, *(f"{share:.4f}" for share in row.values())) for grade, row in by_grade.items()]
     return table([title, *(f"@{length}" for length in LENGTHS)], rows, right=len(LENGTHS))
-
-
-def _name(part: values.EvaluationPart) -> str:
-    return part.kind.name.lower().replace("_", " ")
-
-
-def _part_dict(part: values.EvaluationPart) -> dict[str, Any]:
-    protocols = {"strict": part.strict, "paper": part.paper}
-    found = {name: metrics_dict(metrics) for name, metrics in protocols.items() if metrics is not None}
-    return {**found, "queries": part.queries, "pairs": part.pairs}
 
 
 def _tree_dict(level: values.TreeMetrics) -> dict[str, Any]:
