@@ -273,6 +273,14 @@ async def test_a_job_that_ends_badly_is_exit_code_5_with_its_reason(aeenc, fleet
     assert "out of memory" in ended.error["message"]
 
 
+async def test_a_job_is_followed_where_no_sampler_answers(aeenc, fleet):
+    fleet.trainer.jobs = [job(types_pb2.WORK_STATE_SUCCEEDED)]
+    elsewhere = ("--sampler", fleet.options[-1])  # a trainer, which knows no runs
+    assert (await aeenc(*fleet.options, *elsewhere, "--json", "follow", "j1")).json["job"] == "j1"
+    ended = await aeenc(*elsewhere, "--trainer", fleet.index, "--json", "follow", "j1")
+    assert (ended.code, "another service or another release is there" in ended.error["message"]) == (2, True)
+
+
 async def test_jobs_and_checkpoints_are_deleted_by_name(aeenc, fleet):
     fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q7", labels=["trial"], size_bytes=5_000)
     listed = await aeenc(*fleet.options, "checkpoints")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -26,7 +25,7 @@ from aeenc.cli.output import (
     table,
 )
 from aeenc.cli.targets import client
-from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
+from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import gold_of, load_data
 from aeenc.values.trainer import BatchingName, LossName, NegativesName, TargetsName
 from aeenc.values.types import OwnTextName
@@ -256,12 +255,15 @@ Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
 
 
 def find(client: Client, work_id: str) -> values.Run | values.Job:
-    """Finds the run or the job of this id. Raises NotFound when it is neither."""
+    """Finds the run or the job of this id. Raises NotFound when it is neither, or why a service cannot say so."""
     gets: tuple[Callable[[str], values.Run | values.Job], ...] = (client.sampler.get_run, client.trainer.get_job)
+    failure: AeencError = NotFound(f"{work_id!r} is neither a run nor a job; `aeenc runs` and `aeenc jobs` list them")
     for get in gets:
-        with suppress(NotFound):
+        try:
             return get(work_id)
-    raise NotFound(f"{work_id!r} is neither a run nor a job; `aeenc runs` and `aeenc jobs` list them")
+        except AeencError as error:
+            failure = failure if isinstance(error, NotFound) else error
+    raise failure
 
 
 def _follow(client: Client, work: values.Run | values.Job, out: Output) -> None:
