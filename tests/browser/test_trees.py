@@ -151,7 +151,7 @@ async def test_an_earlier_answer_is_changed_in_the_view_in_which_it_was_given(be
         await page.get_by_role("button", name="Save the change").click()
         await page.get_by_text("Changed. Pairs and exports follow").wait_for()
         await shown(page, "hypothesis 1")
-        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
         [answer] = task.answers
         said = {one.premise_id: (one.judgement.name, one.leaf, one.grade) for one in answer.verdicts}
         no = ("DOES_NOT_EXPLAIN", False, None)
@@ -220,7 +220,7 @@ async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_
                 await page.keyboard.press(key)
             await page.get_by_role("button", name="Save the change").click()
             await page.get_by_text(told).wait_for()
-        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
         said = [
             one.judgement.name for one in sorted(task.answers[0].verdicts, key=lambda one: ids.index(one.premise_id))
         ]
@@ -243,7 +243,7 @@ async def test_a_refused_row_stays_refused_with_its_time_in_sight_when_another_r
         await at.people.submit(lease, given)
 
         async def verdicts() -> dict[str, tuple[str, str, int]]:
-            [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+            [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
             return {
                 one.premise_id: (one.judgement.name, one.remark.name, one.in_sight_ms)
                 for one in task.answers[0].verdicts
@@ -286,7 +286,7 @@ async def test_a_row_that_was_accepted_at_a_glance_and_is_unticked_later_is_not_
         await rows.nth(28).get_by_role("button", name="Accept").click()
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("Changed.").wait_for()
-        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
         assert {one.premise_id: one.judgement.name for one in task.answers[0].verdicts}[glanced] == "UNSEEN"
 
 
@@ -308,7 +308,7 @@ async def test_an_addition_that_is_removed_at_a_glance_is_not_refused(bench: Any
         await page.get_by_role("button", name="Remove what was added").click()
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("Changed.").wait_for()
-        [task] = [one async for one in at.people.list_answers(run_id, "ann")]
+        [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
         assert [(one.premise_id, one.judgement.name) for one in task.answers[0].additions] == [(added, "UNSEEN")]
 
 

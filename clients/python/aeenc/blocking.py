@@ -686,26 +686,30 @@ class BlockingPeopleClient:
         """Lists the queues with their guidelines and the numbers of their tasks, and those of one person."""
         return run(self._awaiting.list_queues(annotator))
 
-    def list_answers(self, run_id: str, annotator: str, *, page_size: int = 200) -> Iterator[values.JudgedTask]:
-        """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
-        with Caller() as caller:
-            yield from caller.iterate(self._awaiting.list_answers(run_id, annotator, page_size=page_size))
-
     def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         return run(self._awaiting.get_agreement(run_id, timeout_s=timeout_s))
 
     def list_tasks(
-        self, run_id: str, *, state: StateName | int | None = None, annotator: str = "", page_size: int = 200
+        self,
+        run_id: str,
+        *,
+        state: StateName | int | None = None,
+        annotator: str = "",
+        answered_by: str = "",
+        page_size: int = 200,
     ) -> Iterator[values.JudgedTask]:
         """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
 
-        As `annotator` may see them: without others' answers to a task that they may still judge.
+        As `annotator` may see them: without others' answers to a task that they may still judge. With `answered_by`,
+        those that a person has answered, the latest first, without the answers of others.
         A page of `page_size` is fetched when it is needed.
         """
         with Caller() as caller:
             yield from caller.iterate(
-                self._awaiting.list_tasks(run_id, state=state, annotator=annotator, page_size=page_size)
+                self._awaiting.list_tasks(
+                    run_id, state=state, annotator=annotator, answered_by=answered_by, page_size=page_size
+                )
             )
 
     def watch(self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False) -> Iterator[values.TaskEvent]:

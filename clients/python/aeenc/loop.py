@@ -35,14 +35,8 @@ Gold = tuple[str, Sequence[str] | Mapping[str, float]]
 Say = Callable[[str], None]
 
 
-class WorkEndedBadly(errors.Aborted):
-    """A run or a job of a round failed again, or somebody cancelled it."""
-
-    default_reason = "ENDED_BADLY"
-
-
-class RolloutIncomplete(errors.DeadlineExceeded):
-    """Not every encoder serves what a round has published."""
+class RoundEndedBadly(errors.Aborted):
+    """A run or a job failed again or was cancelled, or not every encoder serves what was published."""
 
     default_reason = "ENDED_BADLY"
 
@@ -112,12 +106,15 @@ class Round:
     report: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
 class Journal:
     """The record of a loop's rounds, in a file that is replaced as a whole after every step."""
 
-    def __init__(self, path: Path, identity: str, fingerprint: str, rounds: list[Round], ended: str = "") -> None:
-        self.path, self.identity, self.fingerprint = path, identity, fingerprint
-        self.rounds, self.ended = rounds, ended
+    path: Path
+    identity: str
+    fingerprint: str
+    rounds: list[Round]
+    ended: str = ""
 
     @classmethod
     @contextlib.contextmanager
@@ -187,8 +184,7 @@ class Loop:
     def go(self) -> list[Round]:
         """Finishes all rounds and returns them, round 0 first. Raises as the services do.
 
-        Raises WorkEndedBadly for a run or a job, RolloutIncomplete for what was published. A loop that had ended before
-        moves no label.
+        Raises RoundEndedBadly for a run, a job or what was published. A loop that had ended before moves no label.
         """
         rounds = self._journal.rounds
         if not rounds:
@@ -333,7 +329,7 @@ class Loop:
         published = self._client.registry.publish(version, label=label, wait_s=PUBLISH_S, force=force)
         if not published.complete:
             reasons = "; ".join(rollout.reason for rollout in published.rollouts if not rollout.ok)
-            raise RolloutIncomplete(f"not every encoder serves {version}: {reasons or 'none has answered'}")
+            raise RoundEndedBadly(f"not every encoder serves {version}: {reasons or 'none has answered'}")
 
     def _measure(self, now: Round, *, label: str | None = None, version: str | None = None) -> None:
         plan, trainer = self._plan, self._client.trainer
@@ -366,7 +362,7 @@ def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, name: str,
     """Waits for a run or job and returns it; resumes once one that fails.
 
     `known`: an earlier start of the loop began it. If it was cancelled since, starting the loop again resumes it.
-    Raises WorkEndedBadly when it fails again, or when somebody cancels it meanwhile.
+    Raises RoundEndedBadly when it fails again, or when somebody cancels it meanwhile.
     """
     if known and look(work_id).state == WorkState.CANCELLED:
         client.resume(work_id)
@@ -375,9 +371,9 @@ def _succeeded(client: Any, look: Callable[[str], Any], work_id: str, name: str,
         client.resume(work_id)
         work = client.wait(work_id)
     if work.state == WorkState.CANCELLED:
-        raise WorkEndedBadly(
+        raise RoundEndedBadly(
             f"{name} was cancelled; start the loop again to resume it, with another journal to begin anew"
         )
     if work.state != WorkState.SUCCEEDED:
-        raise WorkEndedBadly(f"{name} has not succeeded: {work.error}")
+        raise RoundEndedBadly(f"{name} has not succeeded: {work.error}")
     return work

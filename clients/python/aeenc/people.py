@@ -215,16 +215,6 @@ class PeopleClient:
         response: people_pb2.ListQueuesResponse = await self.channel.unary(self._stub.ListQueues, request)
         return [values.Queue.from_message(queue) for queue in response.queues]
 
-    async def list_answers(
-        self, run_id: str, annotator: str, *, page_size: int = PAGE
-    ) -> AsyncIterator[values.JudgedTask]:
-        """Yields the tasks of a run that a person has answered, the latest first, without the answers of others."""
-        if not annotator:
-            raise InvalidArgument.field("annotator", "is empty; say whose answers to list")
-        request = message(people_pb2.ListTasksRequest, run_id=run_id, answered_by=annotator, page_size=page_size)
-        async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
-            yield values.JudgedTask.from_message(task)
-
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
         request = message(people_pb2.GetAgreementRequest, run_id=run_id)
@@ -232,16 +222,27 @@ class PeopleClient:
         return values.Agreement.from_message(response)
 
     async def list_tasks(
-        self, run_id: str, *, state: StateName | int | None = None, annotator: str = "", page_size: int = PAGE
+        self,
+        run_id: str,
+        *,
+        state: StateName | int | None = None,
+        annotator: str = "",
+        answered_by: str = "",
+        page_size: int = PAGE,
     ) -> AsyncIterator[values.JudgedTask]:
         """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
 
-        As `annotator` may see them: without others' answers to a task that they may still judge.
+        As `annotator` may see them: without others' answers to a task that they may still judge. With `answered_by`,
+        those that a person has answered, the latest first, without the answers of others.
         A page of `page_size` is fetched when it is needed.
         """
-        wanted = cast("Any", state)
         request = message(
-            people_pb2.ListTasksRequest, run_id=run_id, state=wanted, page_size=page_size, annotator=annotator
+            people_pb2.ListTasksRequest,
+            run_id=run_id,
+            state=cast("Any", state),
+            page_size=page_size,
+            annotator=annotator,
+            answered_by=answered_by,
         )
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)

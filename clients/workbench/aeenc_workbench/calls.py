@@ -281,7 +281,7 @@ async def amend(call: Call) -> Any:
 
 
 async def _is_own(call: Call, body: AmendBody) -> bool:
-    async for task in call.client.people.list_answers(body.run, call.person.name):
+    async for task in call.client.people.list_tasks(body.run, answered_by=call.person.name):
         if any(one.answer_id == body.answer for one in task.answers):
             return True
     return False
@@ -348,7 +348,9 @@ async def tree(call: Call) -> Any:
 async def answers(call: Call) -> Any:
     """The latest answers in a run, the latest first: a person's own, for an adjudicator those of all."""
     if not call.person.may("adjudicator"):
-        return await first_of(call.client.people.list_answers(call.run, call.person.name, page_size=MAX_LISTED))
+        return await first_of(
+            call.client.people.list_tasks(call.run, answered_by=call.person.name, page_size=MAX_LISTED)
+        )
     answered = [task async for task in call.client.people.list_tasks(call.run) if task.answers]
     return heapq.nlargest(MAX_LISTED, answered, key=lambda task: max(answer.at for answer in task.answers))
 

@@ -204,7 +204,7 @@ async def test_all_that_is_said_of_a_node_can_be_amended_and_what_is_left_out_st
             given.answer_id, Answer({three: EXPLAINS}, alternatives=ways, intermediates=["so"], **said), "ann"
         )
         assert "so" in [found.text for found in (await people.get_tree(run_id, "tree-0")).nodes[0].accepted]
-        [task] = [task async for task in people.list_answers(run_id, "ann")]
+        [task] = [task async for task in people.list_tasks(run_id, answered_by="ann")]
         [answer] = task.answers
         assert (answer.note, answer.inference, answer.node_verdict.name) == ("new", "stays", "COMPLETE")
         assert answer.written == ("a fact", "another")

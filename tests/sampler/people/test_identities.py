@@ -97,7 +97,7 @@ async def test_a_service_account_speaks_for_the_people_who_use_it(world: Sampler
         answer = (await people["web"].submit(lease, [])).answer_id
         with pytest.raises(errors.PermissionDenied, match="is by cem"):
             await people["web"].amend(answer, [lease.task.candidates[0].premise.id], "dan")
-        assert [one async for one in people["web"].list_answers(run_id, "cem")]
+        assert [one async for one in people["web"].list_tasks(run_id, answered_by="cem")]
 
 
 @pytest.mark.parametrize(("one", "other"), [("ann", " ann\t"), ("Zo\u00eb", "Zoe\u0308")], ids=["blanks", "NFC"])
@@ -107,6 +107,6 @@ async def test_two_ways_to_type_a_name_are_one_person(world: SamplerWorld, one: 
         await people.submit(await take(people, one, run_id), [])
         assert await people.lease(other) == []
         assert [queue.total.mine for queue in await people.list_queues(other)] == [1]
-        assert [task.answers[0].annotator async for task in people.list_answers(run_id, other)] == [one]
+        assert [task.answers[0].annotator async for task in people.list_tasks(run_id, answered_by=other)] == [one]
         assert len(await people.undo(other, run_id)) == 1
         assert (await take(people, other)).task.query == "hypothesis 0"

@@ -75,7 +75,7 @@ async def test_each_task_comes_with_the_question_behind_the_tree_that_asks_it_fi
         await eventually(
             lambda: reads(people, run.id, {"hypothesis 0": ("", ""), "hypothesis 1": ASKED, premise.text: ASKED})
         )
-        [mine] = [one async for one in people.list_answers(run.id, "ann")]
+        [mine] = [one async for one in people.list_tasks(run.id, answered_by="ann")]
         assert (mine.question, mine.question_answer, mine.hypothesis_id) == (*ASKED, "asked")
         trees = [await people.get_tree(run.id, name) for name in ("asked", "bare")]
         assert [(tree.question, tree.answer) for tree in trees] == [ASKED, ("", "")]
@@ -273,10 +273,10 @@ async def test_a_person_sees_their_own_answers_alone(world: SamplerWorld):
         for name in ("ann", "bob"):
             for number in range(3):
                 await people.submit(await take(people, name, run_id, f"tree-{number}"), [])
-        listed = [task async for task in people.list_answers(run_id, "ann", page_size=2)]
+        listed = [task async for task in people.list_tasks(run_id, answered_by="ann", page_size=2)]
         assert [task.task.query for task in listed] == ["hypothesis 2", "hypothesis 1", "hypothesis 0"]
         assert {answer.annotator for task in listed for answer in task.answers} == {"ann"}
-        assert [task async for task in people.list_answers(run_id, "nobody")] == []
+        assert [task async for task in people.list_tasks(run_id, answered_by="nobody")] == []
 
 
 async def is_in_state(people: aeenc.PeopleClient, run_id: str, query: str, state: str) -> bool:

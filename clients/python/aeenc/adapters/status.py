@@ -107,13 +107,10 @@ def report_of(targets: Targets, answers: Mapping[str, ServiceReport]) -> dict[st
     """Converts the answers to plain values, with the address of each service; an error becomes status and message."""
     return {
         "services": {
-            service: {"target": str(getattr(targets, service)), **_values(answer)}
-            for service, answer in answers.items()
+            service: {
+                "target": str(getattr(targets, service)),
+                **({"error": {"status": one.code, "message": one.message}} if isinstance(one, AeencError) else one),
+            }
+            for service, one in answers.items()
         }
     }
-
-
-def _values(answer: ServiceReport) -> dict[str, Any]:
-    if isinstance(answer, AeencError):
-        return {"error": {"status": answer.code, "message": answer.message}}
-    return answer

@@ -26,7 +26,6 @@ _PARAMETERS = {  # fields that the clients call something else
     "exclude_ids": "exclude",
     "any_split": "splits",
     "expected_generation": "expected",
-    "answered_by": "annotator",
     "versions": "version",
 }
 _WHOLE = {
