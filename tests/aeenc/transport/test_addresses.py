@@ -13,7 +13,7 @@ import pytest
 
 import aeenc
 from aeenc import Channel, EncoderClient, errors
-from aeenc.transport.addresses import Address, is_local, resolve, split
+from aeenc.transport.addresses import Address, is_local, proxy_of, resolve, split
 from aeenc.transport.targets import Targets
 from support.certificates import certify, needs_openssl
 from support.waiting import until
@@ -242,3 +242,16 @@ async def test_certificates_are_checked_against_the_name_of_each_server(
             await EncoderClient(listed).encode(["ice"])
         await listed.close()
     await until(lambda: encoder.servicer.open_streams == 0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "excepted", "led"),
+    [
+        ("no_proxy", ".example.org", ["127.0.0.1:9", ""]),
+        ("no_grpc_proxy", "example.com, 192.0.2.1", ["", "127.0.0.1:9"]),
+    ],
+)
+def test_a_proxy_leads_to_no_host_that_the_environment_excepts(monkeypatch, variable, excepted, led):
+    for name, value in {"no_proxy": "", "no_grpc_proxy": "", "http_proxy": "127.0.0.1:9", variable: excepted}.items():
+        monkeypatch.setenv(name, value)
+    assert [proxy_of(target) for target in ("192.0.2.1:50051", "dns:///a.lab.example.org:1")] == led
