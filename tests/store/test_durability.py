@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ from services.store.registry import Registry
 from services.store.requests import Request, Requests
 from support.relay import Relay
 from support.servers.replicated_redis import ReplicatedRedis
+from support.waiting import until
 
 PATIENCE_S = 4.5  # a replica on a busy machine may be late; the client itself waits for 5 s
 
@@ -44,13 +43,6 @@ async def impatient(pair: ReplicatedRedis) -> AsyncIterator[Redis]:
     made = connect(f"redis://127.0.0.1:{pair.nodes[0].port}/0", replicas=1, replicas_s=0.15)
     yield made
     await made.aclose()
-
-
-def _wait_for_replica(master: Any) -> None:
-    deadline = time.monotonic() + 10
-    while ReplicatedRedis._replicas(master) != 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 async def _write(redis: Redis, kind: str) -> Any:
@@ -140,7 +132,7 @@ async def test_a_master_that_has_become_a_replica_is_left_for_its_successor(pair
                 admin.replicaof("NO", "ONE")
                 other.replicaof("127.0.0.1", str(first.port))
                 relay._target = f"127.0.0.1:{first.port}"
-                await asyncio.to_thread(_wait_for_replica, first)
+                await until(lambda: ReplicatedRedis._replicas(first) == 1)
         await redis.aclose()
 
 
@@ -158,7 +150,7 @@ async def test_a_transaction_that_a_new_master_does_not_have_is_not_acknowledged
             if asked == 2:  # the transaction is done; what it waits for is asked of the new master
                 with first.client() as admin:
                     admin.replicaof("127.0.0.1", str(second.port))
-                await asyncio.to_thread(_wait_for_replica, second)
+                await until(lambda: ReplicatedRedis._replicas(second) == 1)
                 relay._target = f"127.0.0.1:{second.port}"
                 await redis.connection_pool.disconnect()
             return await connected()
@@ -175,7 +167,7 @@ async def test_a_transaction_that_a_new_master_does_not_have_is_not_acknowledged
             with first.client() as admin, second.client() as other:
                 admin.replicaof("NO", "ONE")
                 other.replicaof("127.0.0.1", str(first.port))
-            await asyncio.to_thread(_wait_for_replica, first)
+            await until(lambda: ReplicatedRedis._replicas(first) == 1)
         await redis.aclose()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,11 +87,10 @@ def host(tmp_path: Path, remote: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return host
 
 
-def age(remote: Path) -> None:
-    """Makes all objects of the bucket old."""
-    long_ago = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
-    for left in remote.rglob("*"):
-        os.utime(left, (long_ago, long_ago))
+def age(folder: Path) -> None:
+    """Makes all that lies in a folder years old."""
+    for left in folder.rglob("*"):
+        os.utime(left, (0, 0))
 
 
 def commit(store: ArtifactStore, **files: str) -> Artifact:
@@ -107,15 +109,6 @@ def test_a_url_that_cannot_be_used_is_refused_with_what_to_install(tmp_path: Pat
     with pytest.raises(errors.InvalidArgument, match=r"aeenc-services\[objects\]") as refused:
         open_store(tmp_path, url)
     assert url in refused.value.message
-
-
-def test_what_one_host_has_pushed_another_opens(host: Any):
-    written = pushed(host("one"), a="some", b="more")
-    two = host("two")
-    assert two.list(FOLDER) == [written.id]
-    found = two.open(FOLDER, written.id, expected_manifest_sha256=written.manifest_sha256)
-    assert (found.file("a").read_text(), found.file("b").read_text()) == ("some", "more")
-    assert found.path.is_relative_to(two.root)
 
 
 def test_a_listing_reads_nothing_of_a_build_under_way(host: Any):
@@ -180,12 +173,15 @@ def test_a_damaged_copy_is_fetched_again(host: Any):
     assert two.open(FOLDER, written.id).file("a").read_text() == "some"
 
 
-def test_while_the_bucket_is_away_copies_are_opened_and_the_rest_is_unavailable(host: Any):
+def test_while_the_bucket_is_away_copies_are_opened_leftovers_swept_and_the_rest_is_unavailable(host: Any):
     one = host("one")
     written, other = pushed(one, a="some"), pushed(one, a="other")
     two = host("two")
     two.open(FOLDER, written.id)
+    (left := two.root / FOLDER / ".tmp-x").mkdir()
     cut_off(two)
+    assert two.sweep(FOLDER)
+    assert not left.exists()
     assert two.open(FOLDER, written.id).id == written.id
     assert two.hold(FOLDER, written.id).stands()
     assert two.list(FOLDER) == [written.id]
@@ -268,21 +264,70 @@ def test_room_is_made_before_an_artifact_is_fetched(host: Any, monkeypatch: pyte
     assert there == [older.id]
 
 
-def test_a_copy_of_what_is_gone_from_the_bucket_goes_a_day_after_its_last_use(host: Any):
+def test_a_copy_of_what_is_deleted_from_the_bucket_goes_a_day_after_its_last_use(host: Any, remote: Path):
     one, two = host("one"), host("two", cache_bytes=15_000)
     gone, other, third = (pushed(one, a=name * 10_000) for name in "abc")
     copy = two.open(FOLDER, gone.id).path
     one.delete(FOLDER, gone.id)
+    assert not list(remote.rglob(f"{gone.id}/a"))
+    with pytest.raises(errors.NotFound):
+        one.open(FOLDER, gone.id)
     two.open(FOLDER, other.id)
-    assert copy.exists(), "whoever has it may go on"
-    two_days_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
-    os.utime(copy / MANIFEST, (two_days_ago, two_days_ago))
+    assert two.open(FOLDER, gone.id).path == copy, "whoever has it may go on"
+    age(copy)
     hold = ArtifactStore(two.root).hold(FOLDER, gone.id)
     two.open(FOLDER, third.id)
     assert copy.exists(), "somebody holds it"
     del hold
     two.open(FOLDER, other.id)
     assert not copy.exists()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_who_is_reading_an_object_while_it_is_replaced_reads_the_old_one_to_its_end(
+    tmp_path: Path, durable: bool
+) -> None:
+    bucket = Bucket(f"file://{tmp_path}")
+    key = "replicas/one.json"
+    bucket.write(key, b"the old content", durable=durable)
+    with (tmp_path / key).open("rb", buffering=0) as reader:
+        bucket.write(key, b"the new", durable=durable)
+        assert reader.read() == b"the old content"
+    assert bucket.read(key) == b"the new"
+    assert bucket.names("replicas") == ["one.json"], "nothing is left beside it"
+
+
+def test_a_copy_that_another_process_evicts_as_it_is_asked_for_is_fetched_again(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+):
+    store = host("one")
+    made = pushed(store, weights="1")
+
+    def evicted(manifest: Path) -> None:
+        shutil.rmtree(manifest.parent)
+        raise FileNotFoundError(manifest)
+
+    monkeypatch.setattr(os, "utime", evicted)
+    assert store.open(FOLDER, made.id) == made
+
+
+def test_asking_for_what_nobody_has_leaves_nothing_in_memory(host: Any):
+    store = host("one")
+
+    def ask(ids: Iterable[int]) -> None:
+        for number in ids:
+            with pytest.raises(errors.NotFound):
+                store.open(FOLDER, f"q{number}")
+        gc.collect()
+
+    tracemalloc.start()
+    try:
+        ask(range(50))  # makes what is made once
+        before, _ = tracemalloc.get_traced_memory()
+        ask(range(50, 1050))
+        assert tracemalloc.get_traced_memory()[0] - before < 50_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_full_disk_is_named_as_the_reason_and_not_asked_again(host: Any):
@@ -309,43 +354,19 @@ def test_a_hold_waits_while_another_process_judges_the_copy(host: Any, monkeypat
     assert not objects._unheld(artifact.path)
 
 
-def test_a_deleted_artifact_is_gone_everywhere_but_from_other_caches(host: Any, remote: Path):
-    one, two = host("one"), host("two")
-    written = pushed(one, a="some")
-    two.open(FOLDER, written.id)
-    one.delete(FOLDER, written.id)
-    assert not list(remote.rglob("*/a"))
-    with pytest.raises(errors.NotFound):
-        one.open(FOLDER, written.id)
-    assert two.open(FOLDER, written.id), "who has it may go on"
-
-
-def test_an_upload_that_was_never_finished_is_swept_after_a_day(host: Any, remote: Path):
+def test_an_upload_that_was_never_finished_is_swept_after_a_day_and_no_record_of_a_corpus(host: Any, remote: Path):
     one = host("one")
+    write_active(one, "science", "g1")
     whole, broken = pushed(one, a="some"), pushed(one, a="other")
     (remote / FOLDER / broken.id / MANIFEST).unlink()
     one.sweep(FOLDER)
     assert (remote / FOLDER / broken.id / "a").exists(), "somebody may still be uploading it"
     age(remote)
-    one.sweep(FOLDER)
+    for folder in (FOLDER, "generations/science"):
+        one.sweep(folder)
     assert not (remote / FOLDER / broken.id / "a").exists()
-    assert host("two").open(FOLDER, whole.id)
-
-
-def test_while_the_bucket_is_away_what_was_left_here_is_swept(host: Any):
-    one = host("one")
-    (left := one.root / FOLDER / ".tmp-x").mkdir(parents=True)
-    cut_off(one)
-    assert one.sweep(FOLDER)
-    assert not left.exists()
-
-
-def test_the_records_of_a_corpus_are_no_unfinished_upload_however_old(host: Any, remote: Path):
-    one = host("one")
-    write_active(one, "science", "g1")
-    age(remote)
-    one.sweep("generations/science")
     assert read_active(host("two"), "science") == "g1"
+    assert host("two").open(FOLDER, whole.id)
 
 
 @pytest.mark.parametrize("step", ["upload", "download"])
@@ -384,12 +405,14 @@ store.{"push" if step == "upload" else "open"}({FOLDER!r}, {written.id!r})
 def test_moves_in_a_bucket_have_one_winner_and_are_known_while_it_is_away(host: Any):
     stores = [host(name) for name in ("one", "two")]
 
+    def expect_none(active: str) -> None:
+        if active:
+            raise errors.Aborted(f"{active!r} is active")
+
     def move(number: int) -> str:
-        store = stores[number % 2]
-        try:
-            return write_active(store, "science", f"g{number}", lambda active: _expect(active, "")).generation
-        except errors.Aborted:
-            return ""
+        with suppress(errors.Aborted):
+            return write_active(stores[number % 2], "science", f"g{number}", expect_none).generation
+        return ""
 
     with ThreadPoolExecutor(8) as threads:
         [winner] = filter(None, threads.map(move, range(8)))
@@ -475,8 +498,3 @@ def test_a_deletion_that_an_activation_overtakes_changes_nothing_whoever_sweeps(
         delete()
     assert sorted((remote / FOLDER / target).iterdir()) == there
     assert host("three").open(FOLDER, target).id == target
-
-
-def _expect(active: str, expected: str) -> None:
-    if active != expected:
-        raise errors.Aborted(f"{active!r} is active")

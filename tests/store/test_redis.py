@@ -1,10 +1,13 @@
-"""Errors of Redis: UNAVAILABLE while it cannot serve; bugs of ours stay as they are."""
+"""Errors of Redis: UNAVAILABLE while it cannot serve, be its disk full; bugs of ours stay as they are."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
+from services.launcher.private_redis import start_private_redis
 from services.store.redis import Leases, Script, WorkLease, connect, key_prefix, unavailable_if_down
+from services.store.registry import CheckpointRow, Registry
 
 
 @pytest.mark.parametrize(
@@ -52,28 +57,23 @@ async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "told"),
     [
-        ResponseError("MISCONF Errors writing to the AOF file: No space left on device"),
-        ResponseError("Error running script (call to f_0): @user_script:3: -MISCONF Errors writing to the AOF file"),
-        ResponseError("Command # 1 (SET a b) of pipeline caused error: BUSY Redis is busy running a script."),
-        ReadOnlyError("You can't write against a read only replica."),
-        NoScriptError("No matching script. Please use EVAL."),
+        (ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), errors.Unavailable),
+        (ResponseError("Error running script (call to f_0): @user_script:3: -MISCONF Errors"), errors.Unavailable),
+        (ResponseError("Command # 1 (SET a b) of pipeline caused error: BUSY Redis is busy."), errors.Unavailable),
+        (ReadOnlyError("You can't write against a read only replica."), errors.Unavailable),
+        (NoScriptError("No matching script. Please use EVAL."), errors.Unavailable),
+        (ResponseError("WRONGTYPE Operation against a key"), ResponseError),
+        (ResponseError("Command # 1 (SET - OOM b) of pipeline caused error: syntax error"), ResponseError),
     ],
 )
-async def test_what_cannot_be_served_now_is_an_outage(error: ResponseError):
-    with pytest.raises(errors.Unavailable):
+async def test_what_cannot_be_served_now_is_an_outage_and_a_wrong_command_a_bug(
+    error: ResponseError, told: type[Exception]
+):
+    with pytest.raises(told):
         async with unavailable_if_down("count"):
             raise error
-
-
-@pytest.mark.parametrize(
-    "said", ["WRONGTYPE Operation against a key", "Command # 1 (SET - OOM b) of pipeline caused error: syntax error"]
-)
-async def test_what_is_wrong_with_a_command_is_a_bug(said: str):
-    with pytest.raises(ResponseError):
-        async with unavailable_if_down("count"):
-            raise ResponseError(said)
 
 
 @pytest.fixture
@@ -124,3 +124,38 @@ async def test_what_redis_takes_for_one_who_is_cancelled_meanwhile_is_free_unles
 
     await _cancel_at_a_write(asyncio.create_task(take()), monkeypatch)
     assert await client.get(key) == ("me" if is_held else None)
+
+
+LIMIT_BYTES = 64 * 1024
+
+
+def row(number: int) -> CheckpointRow:
+    return CheckpointRow(f"q{number}", "s", False, "", "j" * 200, 0.0, "m" * 64, datetime.now(UTC), 1, 32)
+
+
+async def test_redis_on_a_full_disk_answers_unavailable_and_keeps_what_it_acknowledged(tmp_path: Path):
+    full = start_private_redis(tmp_path)
+    resource.prlimit(full.process.pid, resource.RLIMIT_FSIZE, (LIMIT_BYTES, LIMIT_BYTES))
+    redis = connect(full.url)
+    registry, acknowledged = Registry(redis, "n"), []
+    reason = ""
+    for number in range(2000):
+        try:
+            await registry.checkpoints.add(row(number))
+        except errors.Unavailable as error:
+            reason = error.message
+            break
+        acknowledged.append(f"q{number}")
+    await redis.aclose()
+    full.process.kill()  # asked to end, it would stay: it cannot write what it has
+    full.process.wait()
+    assert len(acknowledged) > 50
+    assert "cannot reach the registry" in reason
+    assert "disk not full" in reason
+
+    free = start_private_redis(tmp_path)
+    redis = connect(free.url)
+    found = {checkpoint.version for checkpoint in await Registry(redis, "n").checkpoints.all()}
+    await redis.aclose()
+    free.stop()
+    assert set(acknowledged) <= found

@@ -1,13 +1,13 @@
-"""The registry in a real Redis: labels move in one step with their events, and nothing acknowledged is lost."""
+"""The registry in a real Redis: labels move in one step with their events, who has followed, and what is kept."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from aeenc import errors
 from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.store.formats import NewerFormat
 from services.store.life_cycles import LifeCycles, WorkKeys
-from services.store.redis import SOCKET_TIMEOUT_S, Leases, connect, key_prefix
+from services.store.redis import SOCKET_TIMEOUT_S, Leases, connect
 from services.store.registry import CheckpointRow, Registry, RolloutRow
 from services.store.requests import Request
 from support.waiting import until
@@ -35,21 +35,16 @@ def stand(instance: str, revision: int) -> RolloutRow:
     return RolloutRow(instance, revision, ok=True, reason="", at=datetime.now(UTC))
 
 
-async def test_checkpoints_are_read_as_written_and_listed_newest_first(registry: Registry) -> None:
+async def test_checkpoints_are_read_as_written_last_and_listed_newest_first(registry: Registry) -> None:
     old, new = row("q1", age_s=60, pretrained=True), row("q2")
     await registry.checkpoints.add(new)
     await registry.checkpoints.add(old)
     assert await registry.checkpoints.get("q1") == old
     assert await registry.checkpoints.get("q3") is None
     assert await registry.checkpoints.all() == [new, old]
-
-
-async def test_a_checkpoint_added_again_keeps_its_place_and_names_its_files_as_they_are_now(registry: Registry) -> None:
-    await registry.checkpoints.add(row("q1", age_s=10))
-    await registry.checkpoints.add(row("q2"))
     exported_again = replace(row("q1", age_s=-60), manifest_sha256="f" * 64)
     await registry.checkpoints.add(exported_again)
-    assert await registry.checkpoints.all() == [row("q2"), exported_again]
+    assert await registry.checkpoints.all() == [new, exported_again], "it keeps its place"
 
 
 async def test_the_default_space_is_unknown_until_it_is_set(registry: Registry) -> None:
@@ -62,7 +57,8 @@ async def test_the_default_space_is_unknown_until_it_is_set(registry: Registry) 
     assert await registry.checkpoints.space("s1") is None
 
 
-async def test_previous_follows_stable_and_no_other_label(registry: Registry) -> None:
+async def test_previous_follows_stable_and_no_other_label_and_none_of_another_space(registry: Registry) -> None:
+    await registry.set_label("s1", "stable", "q0")
     first = await registry.set_label(SPACE, "stable", "q1")
     assert (first.version, first.revision, first.previous) == ("q1", 1, "")
     assert await registry.label(SPACE, "previous") is None
@@ -74,14 +70,8 @@ async def test_previous_follows_stable_and_no_other_label(registry: Registry) ->
     await registry.set_label(SPACE, "canary", "q3")
     await registry.set_label(SPACE, "canary", "q4")
     assert await registry.label(SPACE, "previous") == previous
-    assert [label.name for label in await registry.labels()] == ["canary", "previous", "stable"]
-
-
-async def test_labels_of_two_spaces_do_not_touch(registry: Registry) -> None:
-    await registry.set_label("s1", "stable", "q1")
-    await registry.set_label("s2", "stable", "q2")
-    assert [label.version for label in await registry.labels("s1")] == ["q1"]
-    assert [label.space_id for label in await registry.labels()] == ["s1", "s2"]
+    assert [label.name for label in await registry.labels(SPACE)] == ["canary", "previous", "stable"]
+    assert [(label.space_id, label.version) for label in await registry.labels()][-1] == ("s1", "q0")
 
 
 async def test_of_many_writers_that_expect_the_same_revision_one_wins(registry: Registry) -> None:
@@ -181,8 +171,9 @@ async def test_a_share_is_kept_by_moves_and_begins_at_zero(registry: Registry) -
     moved = await registry.set_label(SPACE, "canary", "q2")
     assert (moved.version, moved.revision, moved.previous, moved.share) == ("q2", 3, "q1", 0.1)
     await registry.delete_label(SPACE, "canary")
-    anew = await registry.set_label(SPACE, "canary", "q2")
-    assert (anew.share, anew.previous) == (0.0, "")
+    anew = await registry.set_label(SPACE, "canary", "q2", expected_revision=0)
+    assert (anew.share, anew.previous, anew.revision) == (0.0, "", 4), "newer than all before its deletion"
+    assert (await registry.set_label(SPACE, "run-1", "q3")).revision == 1
 
 
 async def test_another_share_of_the_same_version_is_a_move_that_keeps_the_way_back(registry: Registry) -> None:
@@ -199,49 +190,19 @@ async def test_another_share_of_the_same_version_is_a_move_that_keeps_the_way_ba
     assert (await registry.set_label(SPACE, "canary", "q2", share=0.0)).share == 0.0
 
 
-@pytest.fixture
-async def stored(redis_url: str, namespace: str) -> AsyncIterator[Stored]:
-    """The rows of this test's namespace, as other releases see them."""
-    redis: Any = connect(redis_url)
-    yield Stored(redis, key_prefix(namespace))
-    await redis.aclose()
-
-
-class Stored:
-    """Changes rows behind the registry's back. Names are those of keys, without the namespace."""
-
-    def __init__(self, redis: Any, prefix: str) -> None:
-        self.redis, self._prefix = redis, prefix
-
-    async def change_json(self, name: str, **fields: Any) -> None:
-        key = self._prefix + name
-        await self.redis.set(key, json.dumps({**json.loads(await self.redis.get(key)), **fields}))
-
-    async def read_json(self, name: str) -> Any:
-        return json.loads(await self.redis.get(self._prefix + name))
-
-    async def change_hash(self, name: str, field: str, value: Any) -> None:
-        await self.redis.hset(self._prefix + name, field, value)
-
-    async def read_hash(self, name: str, field: str) -> Any:
-        return await self.redis.hget(self._prefix + name, field)
-
-
-async def test_an_answer_of_a_newer_release_counts_as_none_and_says_why(registry: Registry, stored: Stored) -> None:
+async def test_an_answer_of_a_newer_release_counts_as_none_and_its_label_is_not_deleted(registry: Registry) -> None:
     await registry.set_label(SPACE, "stable", "q1")
     await registry.heartbeat("e1")
-    await stored.change_hash(f"ack:{SPACE}:stable", "e1", json.dumps({"format_version": 2, "instance": "e1"}))
+    await registry._redis.hset(
+        key := registry._ack_key(SPACE, "stable"), "e1", '{"format_version": 2, "instance": "e1"}'
+    )
     (rollout,) = await registry.rollouts(SPACE, "stable")
     assert (rollout.ok, rollout.revision) == (False, 0)
     assert "has format_version 2, this release reads up to 1; update this service" in rollout.reason
     newer = json.dumps({**json.loads(stand("e1", 2).to_json()), "gpu": "H200"})
-    await stored.change_hash(f"ack:{SPACE}:stable", "e1", newer)
+    await registry._redis.hset(key, "e1", newer)
     assert [(one.instance, one.revision) for one in await registry.rollouts(SPACE, "stable")] == [("e1", 2)]
-
-
-async def test_a_label_of_a_newer_release_is_not_deleted(registry: Registry, stored: Stored) -> None:
-    await registry.set_label(SPACE, "stable", "q1")
-    await stored.change_hash(f"label:{SPACE}:stable", "format_version", 2)
+    await registry._redis.hset(registry._label_key(SPACE, "stable"), "format_version", 2)
     with pytest.raises(NewerFormat, match=f"label 'stable' of space {SPACE} has format_version 2"):
         await registry.delete_label(SPACE, "stable")
 
@@ -266,23 +227,16 @@ async def test_a_label_keeps_every_version_of_an_ensemble_that_it_names_or_goes_
         await registry.set_label(SPACE, "stable", "q1+q3")
 
 
-@pytest.mark.parametrize("damage", ["null", "[]", "{", '{"format_version": 1}', '{"format_version": "x"}'])
-async def test_a_row_that_cannot_be_read_is_data_loss_and_can_be_written_again(
-    registry: Registry, stored: Stored, namespace: str, damage: str
-) -> None:
-    await stored.redis.set(f"{key_prefix(namespace)}checkpoint:q1", damage)
+async def test_a_damaged_row_hides_no_others_and_can_be_written_again_and_deleted(registry: Registry) -> None:
+    await registry.checkpoints.add(row("q1"))
+    await registry._redis.set(registry.checkpoints._key("checkpoint", "q1"), '{"format_version": "x"}')
     with pytest.raises(errors.DataLoss, match="a checkpoint's row in Redis cannot be read"):
         await registry.checkpoints.get("q1")
     await registry.checkpoints.add(row("q1"))
     assert await registry.checkpoints.get("q1") == row("q1")
-
-
-async def test_a_damaged_label_hides_no_others_and_can_be_set_again_and_deleted(
-    registry: Registry, stored: Stored
-) -> None:
     for name in ("canary", "trial"):
         await registry.set_label(SPACE, name, "q1")
-    damage = partial(stored.change_hash, f"label:{SPACE}:trial", "format_version", "x")
+    damage = partial(registry._redis.hset, registry._label_key(SPACE, "trial"), "format_version", "x")
     await damage()
     unread: dict[tuple[str, str], str] = {}
     assert [row.name for row in await registry.labels(unread=unread)] == ["canary"]
@@ -294,13 +248,139 @@ async def test_a_damaged_label_hides_no_others_and_can_be_set_again_and_deleted(
     assert [row.name for row in await registry.labels()] == ["canary"]
 
 
-async def test_a_label_set_anew_after_its_deletion_is_newer_than_all_before(registry: Registry) -> None:
-    for version in ("q1", "q2"):
-        await registry.set_label(SPACE, "canary", version)
-    await registry.delete_label(SPACE, "canary")
-    anew = await registry.set_label(SPACE, "canary", "q3", expected_revision=0)
-    assert anew.revision == 3
-    assert (await registry.set_label(SPACE, "run-1", "q3")).revision == 1
+async def ended(waiting: asyncio.Future[list[RolloutRow]], within_s: float) -> list[RolloutRow]:
+    """What a wait gave; wait_for would cancel a late one, which redis-py may swallow, and then take it as in time."""
+    assert (await asyncio.wait([waiting], timeout=within_s))[0], f"has not ended within {within_s} s"
+    return waiting.result()
+
+
+@pytest.mark.parametrize("overtaken_by", ["move", "deletion"])
+async def test_a_wait_that_is_overtaken_ends_at_once(registry: Registry, overtaken_by: str) -> None:
+    label = await registry.set_label(SPACE, "canary", "q1")
+    await registry.heartbeat("e1")
+    waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    if overtaken_by == "move":
+        await registry.set_label(SPACE, "canary", "q2")
+    else:
+        await registry.delete_label(SPACE, "canary")
+    assert [rollout.revision for rollout in await ended(waiting, 8)] == [0]
+
+
+async def test_an_encoder_whose_heartbeats_end_is_waited_for_no_longer(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = await registry.set_label(SPACE, "stable", "q1")
+    await registry.heartbeat("e1")
+    await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 4)
+    await registry.heartbeat("dies")
+    waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    assert [rollout.instance for rollout in await ended(waiting, 8)] == ["e1"]
+
+
+async def test_a_rollout_shows_live_encoders_only(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    label = await registry.set_label(SPACE, "stable", "q1")
+    for instance in ("e1", "e2"):
+        await registry.heartbeat(instance)
+    with monkeypatch.context() as patch:
+        patch.setattr("services.store.registry.HEARTBEAT_TTL_S", -1)  # one whose last heartbeat is long ago
+        await registry.heartbeat("dead")
+    for instance in ("e1", "dead", "never-seen"):
+        await registry.acknowledge(SPACE, "stable", stand(instance, label.revision))
+    rollouts = await registry.rollouts(SPACE, "stable")
+    assert [(rollout.instance, rollout.revision, rollout.ok) for rollout in rollouts] == [
+        ("e1", 1, True),
+        ("e2", 0, False),
+    ]
+    assert rollouts[1].reason == "has not answered yet"
+    await registry.sign_off("e2")
+    assert [rollout.instance for rollout in await registry.rollouts(SPACE, "stable")] == ["e1"]
+
+
+async def test_waiting_for_a_rollout_ends_when_the_last_encoder_has_answered_or_time_is_up(registry: Registry) -> None:
+    label = await registry.set_label(SPACE, "stable", "q1")
+    assert await registry.await_rollout(label, 0.1) == []
+    for instance in ("e1", "e2"):
+        await registry.heartbeat(instance)
+    await registry.acknowledge(SPACE, "stable", stand("e1", 1))
+    assert [rollout.revision for rollout in await registry.await_rollout(label, 0.1)] == [1, 0]
+    waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await registry.acknowledge(SPACE, "stable", stand("e2", 1))
+    assert [rollout.revision for rollout in await ended(waiting, 8)] == [1, 1]
+
+
+class SlowClock(datetime):
+    """The clock of a host that is a minute behind."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) - timedelta(seconds=60)
+
+
+async def test_an_encoder_whose_clock_is_a_minute_behind_is_alive(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = await registry.set_label(SPACE, "stable", "q1")
+    with monkeypatch.context() as patch:
+        patch.setattr("services.store.registry.datetime", SlowClock)
+        await registry.heartbeat("e1")
+    assert [rollout.instance for rollout in await registry.rollouts(SPACE, "stable")] == ["e1"]
+    monkeypatch.setattr("services.store.registry.datetime", SlowClock)
+    await registry.sign_off("e1")
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", -1)  # dead, but not by the slow clock
+    await registry.heartbeat("e1")
+    assert await registry.rollouts(SPACE, "stable") == []
+    assert await registry.await_rollout(label, 0.05) == []
+
+
+async def test_encoders_that_have_come_and_gone_leave_nothing_in_redis(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = await registry.set_label(SPACE, "stable", "q1")
+    for name in ("stops", "dies"):
+        assert await registry.heartbeat(name), "not known yet"
+        await registry.acknowledge(SPACE, "stable", stand(name, label.revision))
+    await registry.sign_off("stops")
+    assert not await registry.heartbeat("dies")
+    monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", -1)
+    await registry.heartbeat("dies")
+    monkeypatch.undo()
+    monkeypatch.setattr("services.store.registry.FORGET_S", 0)
+    await registry.heartbeat("e1")
+    await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
+    assert await registry._redis.zrange(registry._instances, 0, -1) == ["e1"]
+    assert list(await registry._redis.hgetall(registry._ack_key(SPACE, "stable"))) == ["e1"]
+    assert await registry.heartbeat("dies"), "it is told that it was forgotten, and acknowledges anew"
+
+
+async def test_an_answer_that_comes_after_its_label_was_deleted_is_not_kept(registry: Registry) -> None:
+    label = await registry.set_label(SPACE, "run-1", "q1")
+    await registry.delete_label(SPACE, "run-1")
+    await registry.acknowledge(SPACE, "run-1", stand("e1", label.revision))
+    assert not await registry._redis.exists(registry._ack_key(SPACE, "run-1"))
+
+
+async def test_waiting_for_a_rollout_reads_only_when_something_has_happened(registry: Registry) -> None:
+    label = await registry.set_label(SPACE, "stable", "q1")
+    await registry.heartbeat("e1")
+
+    async def commands() -> int:
+        return int((await registry._redis.info("stats"))["total_commands_processed"])
+
+    before = await commands()
+    waiting = asyncio.ensure_future(registry.await_rollout(label, 10))
+    await asyncio.sleep(0.6)
+    assert await commands() - before < 15, "it was 5 in each 50 ms"
+    answered_at = asyncio.get_running_loop().time()
+    await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
+    assert [rollout.revision for rollout in await ended(waiting, 8)] == [1]
+    assert asyncio.get_running_loop().time() - answered_at < 5, "the answer wakes who waits"
 
 
 @pytest.fixture
