@@ -26,6 +26,13 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
 
 
 @pytest.fixture
+async def client(world: SamplerWorld) -> AsyncIterator[aeenc.SamplerClient]:
+    """A client of a sampler with the world's settings."""
+    async with world.sampler() as made:
+        yield made
+
+
+@pytest.fixture
 def by_wave_nodes(world: SamplerWorld) -> Callable[..., Awaitable[list[tuple[sampler_pb2.Run, set]]]]:
     """Runs one configuration with several values of `wave_nodes`, each alone; gives the runs and their pairs."""
 

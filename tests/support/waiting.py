@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aeenc import EncoderClient
 from aeenc.errors import Unavailable
@@ -21,13 +21,14 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[Any]], timeout_s: float = 20.0, *, is_so: Callable[[Any], bool] = bool
-) -> None:
-    """As `until`, of something that must be asked for; `is_so` judges the answer."""
+    check: Callable[[], Awaitable[T]], timeout_s: float = 20.0, *, is_so: Callable[[T], object] = bool
+) -> T:
+    """As `until`, of something that must be asked for; returns the first answer that `is_so` takes."""
     deadline = asyncio.get_running_loop().time() + timeout_s
-    while not is_so(await check()):
+    while not is_so(answer := await check()):
         assert asyncio.get_running_loop().time() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.02)
+    return answer
 
 
 async def reached(call: Callable[[], Awaitable[T]], times: int = 20) -> T:
@@ -42,8 +43,4 @@ async def reached(call: Callable[[], Awaitable[T]], times: int = 20) -> T:
 
 async def serves(client: EncoderClient, version: str) -> None:
     """Waits until a version answers; fails the test when it does not."""
-
-    async def answers() -> bool:
-        return (await client.encode(["sun"])).model_version == version
-
-    await eventually(answers)
+    await eventually(lambda: client.encode(["sun"]), is_so=lambda answer: answer.model_version == version)

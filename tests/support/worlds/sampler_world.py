@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 import aeenc
-from aeenc import errors
+from aeenc import errors, values
 from aeenc.oracle import EXPLAINS, REFUSES
 from aeenc.transport import status
 from aeenc.v1 import (
@@ -24,7 +24,6 @@ from aeenc.v1 import (
     index_pb2_grpc,
     oracle_pb2,
     oracle_pb2_grpc,
-    people_pb2,
     registry_pb2,
     registry_pb2_grpc,
     sampler_pb2,
@@ -288,6 +287,17 @@ class SamplerWorld:
 
 
 @asynccontextmanager
+async def answered_by(world: SamplerWorld, oracle: aeenc.Oracle, **settings: Any) -> AsyncIterator[aeenc.SamplerClient]:
+    """A sampler whose oracle `fake` is this one of a user."""
+    served = await oracle.start("127.0.0.1:0")
+    try:
+        async with world.sampler(oracle={"target": f"127.0.0.1:{served.port}", **settings}) as sampler:
+            yield sampler
+    finally:
+        await served.stop(0)
+
+
+@asynccontextmanager
 async def small_world(redis_url: str, namespace: str, index: FakeIndex | None = None) -> AsyncIterator[SamplerWorld]:
     """The fakes at work, and the settings of samplers over them."""
     index, oracle = index or FakeIndex(), FakeOracle()
@@ -381,6 +391,15 @@ async def resumed(client: aeenc.SamplerClient, run_id: str) -> sampler_pb2.Run:
 
 
 @asynccontextmanager
+async def staffed(
+    world: SamplerWorld, changes: Mapping[str, Any] | None = None, **queue: Any
+) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient]]:
+    """A sampler with the queue `team`; `changes` are those of its other settings."""
+    async with world.sampler(queues={"team": {**QUEUE, **queue}}, **(changes or {})) as sampler:
+        yield aeenc.PeopleClient(sampler.channel), sampler
+
+
+@asynccontextmanager
 async def at_work(
     world: SamplerWorld,
     hypotheses: int = 2,
@@ -389,34 +408,24 @@ async def at_work(
     changes: Mapping[str, Any] | None = None,
     **queue: Any,
 ) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient, str]]:
-    """A run of some hypotheses whose oracle is the queue `team`. Its trees do not grow, unless `run` lets them.
-
-    `changes` are those of the sampler's settings.
-    """
-    async with world.sampler(queues={"team": {**QUEUE, **queue}}, **(changes or {})) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    """A run of some hypotheses for the people of `staffed`. Its trees do not grow, unless `run` lets them."""
+    async with staffed(world, changes, **queue) as (people, sampler):
         roots = [(f"tree-{n}", f"hypothesis {n}") for n in range(hypotheses)]
         config = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 0, **(run or {})}
         started = await sampler.start_run(roots, **config)
-
-        async def queued() -> bool:
-            return len([task async for task in people.list_tasks(started.id)]) == hypotheses
-
-        await eventually(queued)
+        await eventually(lambda: tasks(people, started.id), is_so=lambda found: len(found) == hypotheses)
         yield people, sampler, started.id
 
 
-async def take(people: aeenc.PeopleClient, name: str, run_id: str = "", hypothesis_id: str = "") -> people_pb2.Lease:
+async def take(people: aeenc.PeopleClient, name: str, run_id: str = "", hypothesis_id: str = "") -> values.Lease:
     """A lease on a task, once one waits. Which of several it is, is promised only for one of a hypothesis."""
-    found: list[people_pb2.Lease] = []
-
-    async def leased() -> bool:
-        found.extend(await people.lease(name, run_id=run_id, hypothesis_id=hypothesis_id))
-        return bool(found)
-
-    await eventually(leased)
-    [lease] = found
+    [lease] = await eventually(lambda: people.lease(name, run_id=run_id, hypothesis_id=hypothesis_id))
     return lease
+
+
+async def tasks(people: aeenc.PeopleClient, run_id: str, **which: Any) -> list[values.JudgedTask]:
+    """A run's tasks, or those of one state or for one person."""
+    return [task async for task in people.list_tasks(run_id, **which)]
 
 
 async def pairs(sampler: aeenc.SamplerClient, run_id: str) -> list[types_pb2.Pair]:
