@@ -11,12 +11,12 @@ import pytest
 
 import aeenc
 from aeenc import errors, values
-from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Candidate, Task, Verdict
+from aeenc.oracle import EXPLAINS, REFUSES, Answer, Candidate, Task, Verdict
 from services.sampler.acs.algorithm import ADDED, AcceptedPremise, Node, NodeAnswer, NodeRound, Tree, explains
 from services.sampler.people import steps
-from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections, from_row, task_json
+from services.sampler.people.tasks import SentAnswer, TaskRecord, corrections
 from support.worlds.people_world import sent, verdict
-from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take
+from support.worlds.sampler_world import FACTS, NEVER, SamplerWorld, at_work, pairs, splits_of, take, tasks
 
 TASK = Task("0-0", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)))
 FOUND = sent([("p1", EXPLAINS)], 2, 1.0, additions=(verdict("p9", EXPLAINS, "t9"),))
@@ -57,27 +57,29 @@ def test_an_adjudicator_may_refuse_an_addition_and_an_amendment_may_add_one_late
     assert {name: explains(one) for name, one in corrections(refused).items()} == {"p9": False}
 
 
-def test_an_undone_answer_takes_its_additions_with_it():
-    record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", FOUND)
-    undone = steps.undo(record, "run.0-0.1", 2.0).record
-    assert [one.id for one in undone.candidates] == ["p1", "p2"]
-    assert answered(undone, "bob", PLAIN).decision.keys() == {"p1", "p2"}
-
-
-def test_an_added_premise_is_accepted_in_every_tree_that_may_have_it():
+@pytest.mark.parametrize("is_written", [False, True])
+def test_what_is_added_or_concluded_is_accepted_in_every_tree_that_asks_the_query_except_below_itself(
+    is_written: bool,
+):
     found = [Candidate("p1", "t1", 1, 0.9), Candidate("p2", "t2", 2, 0.8)]
-    extra = Candidate("p9", "t9", ADDED, 0.0)
-    verdicts = {name: verdict(name, said) for name, said in (("p1", EXPLAINS), ("p2", REFUSES), ("p9", EXPLAINS))}
+    said = {"p1": EXPLAINS, "p2": REFUSES} if is_written else {"p1": EXPLAINS, "p2": REFUSES, "p9": EXPLAINS}
+    verdicts = {name: verdict(name, one) for name, one in said.items()}
+    extra = AcceptedPremise("" if is_written else "p9", "t9", ADDED, leaf=False, author="ann" if is_written else "")
+    more = {"written": (extra,)} if is_written else {"added": (Candidate("p9", "t9", ADDED, 0.0),)}
+
+    def accepted(round_: NodeRound, answer: NodeAnswer | None = None) -> list[tuple[str, str, str]]:
+        return [(one.id, one.text, one.author) for one in round_.outcome(answer).result.accepted]
+
     first = NodeRound(Tree(0, "h", [Node(0, "q")]), Node(0, "q")).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", verdicts, "ann", added=(extra,)))
-    assert [one.id for one in outcome.result.accepted] == ["p1", "p9"]
-    assert [one.id for one in outcome.judged] == ["p1", "p2", "p9"]
+    answer = NodeAnswer("0-0", verdicts, "ann", **more)
+    both = [("p1", "t1", ""), (extra.id, extra.text, extra.author)]
+    assert accepted(first, answer) == both
+    outcome = first.outcome(answer)
+    assert [one.id for one in outcome.judged] == [*said]
     again = NodeRound(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
-    assert again.asked == []
-    assert [one.id for one in again.outcome(None).result.accepted] == ["p1", "p9"]
+    assert (again.asked, accepted(again)) == ([], both)
     below = Tree(2, "f", [Node(0, "t9"), Node(1, "q", "p5", 0, 1)])
-    looped = NodeRound(below, below.nodes[1], outcome.known).with_nearest(found, 2)
-    assert [one.id for one in looped.outcome(None).result.accepted] == ["p1"]
+    assert accepted(NodeRound(below, below.nodes[1], outcome.known).with_nearest(found, 2)) == both[:1]
 
 
 async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: SamplerWorld):
@@ -98,7 +100,7 @@ async def test_an_added_premise_becomes_a_pair_and_a_node_of_the_tree(world: Sam
         assert all(one.provenance.rank for one in await pairs(sampler, run_id) if one.premise_id != extra)
         [tree] = [json.loads(record) async for _, record in sampler.export_trees(run_id)]
         assert below.task.query in json.dumps(tree)
-        [task] = [one async for one in people.list_tasks(run_id) if one.task.query == "hypothesis 0"]
+        [task] = [one for one in await tasks(people, run_id) if one.task.query == "hypothesis 0"]
         assert [one.premise_id for one in task.answers[0].additions] == [extra]
         assert task.answers[0].inference == "because of it, this"
 
@@ -136,7 +138,7 @@ async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_r
             lease, Answer([lease.task.candidates[0].premise.id], written=[fact], node_verdict="premise_missing")
         )
         await asyncio.wait_for(sampler.wait(run_id), 40)
-        [task] = [one async for one in people.list_tasks(run_id)]
+        [task] = await tasks(people, run_id)
         [answer] = task.answers
         assert (answer.annotator, answer.written) == ("ann", (fact,))
         assert answer.node_verdict == aeenc.values.NodeVerdict.PREMISE_MISSING
@@ -144,13 +146,6 @@ async def test_written_facts_are_kept_with_their_author_and_are_no_part_of_the_r
         trees = [record async for _, record in sampler.export_trees(run_id)]
         assert trees
         assert not any(fact in tree for tree in trees)
-
-
-def test_an_addition_is_read_as_it_was_written():
-    record = answered(TaskRecord("run", TASK, 1, "majority"), "ann", FOUND)
-    row = {"format_version": "1", "task": task_json(TASK), "record": record.to_json(), "place": "0", "revision": "0"}
-    read = from_row("run", TASK.task_id, row)
-    assert (read.answers, read.decision) == (record.answers, record.decision)
 
 
 INTERMEDIATE = "what a person concludes on the way"
@@ -175,7 +170,7 @@ async def test_a_written_intermediate_is_retrieved_for_and_stands_in_the_tree_wi
         assert tree["proof"].count(f"int1: {INTERMEDIATE}") == 1
         assert tree["authors"] == {"int1": "ann"}
         assert "nothing explains" not in json.dumps(tree)
-        [task] = [one async for one in people.list_tasks(run_id) if one.task.query == "hypothesis 0"]
+        [task] = [one for one in await tasks(people, run_id) if one.task.query == "hypothesis 0"]
         assert task.answers[0].intermediates[0] == INTERMEDIATE
 
 
@@ -192,20 +187,6 @@ async def test_a_decided_node_shows_its_intermediates_and_an_undone_answer_takes
         await people.undo("ann", run_id)
         [root] = (await people.get_tree(run_id, "tree-0")).nodes
         assert root.accepted == ()
-
-
-def test_an_intermediate_holds_in_every_tree_that_asks_the_query_except_below_itself():
-    found = [Candidate("p1", "t1", 1, 0.9)]
-    written = (AcceptedPremise("", "so t", ADDED, leaf=False, author="ann"),)
-    first = NodeRound(Tree(0, "h", [Node(0, "q")]), Node(0, "q")).with_nearest(found, 2)
-    outcome = first.outcome(NodeAnswer("0-0", {"p1": verdict("p1", ABSTAINS)}, "ann", written=written))
-    assert [(one.id, one.text, one.author) for one in outcome.result.accepted] == [("", "so t", "ann")]
-    assert [one.id for one in outcome.judged] == ["p1"]
-    again = NodeRound(Tree(1, "g", [Node(0, "q")]), Node(0, "q"), outcome.known).with_nearest(found, 2)
-    assert [one.text for one in again.outcome(None).result.accepted] == ["so t"]
-    below = Tree(2, "f", [Node(0, "so t"), Node(1, "q", "p5", 0, 1)])
-    looped = NodeRound(below, below.nodes[1], outcome.known).with_nearest(found, 2)
-    assert looped.outcome(None).result.accepted == ()
 
 
 def ways(*some: list[str]) -> tuple[values.PremiseSet, ...]:

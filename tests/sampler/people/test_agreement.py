@@ -117,12 +117,3 @@ def test_edges_are_compared_by_pairs_of_people_in_one_task():
     alone = {"cid": {"p1"}}
     assert edge_f1([tree, alone, {"ann": set(), "bob": set()}]) == pytest.approx(2 * 1 / 5)
     assert math.isnan(edge_f1([alone]))
-
-
-def test_perfect_and_perverse_agreement_are_one_and_below_zero():
-    perfect = agreement_of(rated("0110", "0110", "0110"))
-    assert (perfect.cohen_kappa, perfect.fleiss_kappa, perfect.krippendorff_alpha) == (1.0, 1.0, 1.0)
-    perverse = agreement_of(rated("0110", "1001"))
-    assert perverse.cohen_kappa == -1.0
-    assert perverse.fleiss_kappa == -1.0
-    assert perverse.krippendorff_alpha < 0

@@ -15,7 +15,6 @@ import pytest
 import aeenc
 from aeenc import errors, trees, values
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer, Candidate, Task, Verdict
-from aeenc.v1 import oracle_pb2
 from aeenc.values import Collect, RunConfig, RunProgress
 from services.sampler.people import gateway, steps
 from services.sampler.people.queue import TaskQueue, corrected_pairs
@@ -25,7 +24,7 @@ from services.sampler.records.keys import RunKeys
 from services.sampler.records.runs import Run
 from support.waiting import eventually
 from support.worlds.people_world import sent
-from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, staffed, take, tasks
 
 RUN = Run(
     "run",
@@ -124,11 +123,7 @@ async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_a
             found = [trees.tree_from_record(json.loads(record)) async for _, record in sampler.export_trees(run_id)]
             return {tree.texts[label] for tree in found for label in tree.leaves}
 
-        texts = {
-            c.premise.id: c.premise.text
-            for t in [t async for t in people.list_tasks(run_id)]
-            for c in t.task.candidates
-        }
+        texts = {c.premise.id: c.premise.text for t in await tasks(people, run_id) for c in t.task.candidates}
         assert await explaining() == {texts[ids[0]]}
         answer_id = await people.amend(answer_id, {ids[0]: REFUSES, ids[2]: EXPLAINS}, "bob")
         assert await explaining() == {texts[ids[2]]}
@@ -140,8 +135,7 @@ async def test_what_an_amendment_takes_back_is_in_no_exported_tree_and_what_it_a
 
 async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(world: SamplerWorld):
     """`fact 35` is asked below `fact 16`, its nearest premise, which takes the only place; later elsewhere."""
-    async with world.sampler(queues={"team": QUEUE}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world) as (people, sampler):
         roots = [("early", "fact 16"), ("late", "hypothesis 5")]
         limits = {"k": 4, "max_depth": 1, "max_negatives_per_query": 1}
         run = await sampler.start_run(roots, corpus="science", oracle="team", **limits)
@@ -156,11 +150,7 @@ async def test_a_refusal_that_was_amended_is_no_negative_of_another_tree_later(w
         await answered("early", "fact 16", "fact 35")
         sent = await answered("early", "fact 35", "")
         [asked] = [task.task.candidates async for task in people.list_tasks(run.id) if task.task.query == "fact 35"]
-
-        async def is_recorded() -> bool:
-            return (await sampler.get_run(run.id)).progress.nodes_judged == 2
-
-        await eventually(is_recorded)
+        await eventually(lambda: sampler.get_run(run.id), is_so=lambda run: run.progress.nodes_judged == 2)
         await people.amend(sent.answer_id, {asked[0].premise.id: EXPLAINS}, "bob")
         await answered("late", "hypothesis 5", "fact 35")
         await answered("late", "fact 35", "fact 16")
@@ -253,23 +243,6 @@ async def test_a_persons_remark_stands_in_the_task_and_in_the_pairs(world: Sampl
         assert len(notes[first.task.query]) == 1024
 
 
-async def test_the_remark_of_an_oracle_stands_in_its_pairs(world: SamplerWorld):
-    class Remarks(aeenc.Oracle):
-        def judge(self, task: Task) -> list[str]:
-            return []
-
-        def sent(self, task: Task, answer: oracle_pb2.Answer) -> oracle_pb2.Answer:
-            answer.note = f"of {task.query}"
-            return answer
-
-    server = await Remarks().start()
-    async with world.sampler(oracle={"target": f"127.0.0.1:{server.port}"}) as sampler:
-        run = await sampler.start_run([("t", "hypothesis 1")], corpus="science", oracle="fake", k=3)
-        await asyncio.wait_for(sampler.wait(run.id), 40)
-        assert {pair.provenance.note for pair in await pairs(sampler, run.id)} == {"of hypothesis 1"}
-    await server.stop(0)
-
-
 async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_pairs(world: SamplerWorld):
     async with at_work(world, 1, overlap=2) as (people, sampler, run_id):
         ids: list[str] = []
@@ -277,7 +250,7 @@ async def test_an_adjudicator_takes_a_decision_back_before_and_after_it_became_p
             lease = await take(people, name)
             ids = [c.premise.id for c in lease.task.candidates]
             await people.submit(lease, [ids[ticked]])
-        [task] = [task async for task in people.list_tasks(run_id)]
+        [task] = await tasks(people, run_id)
         task_id, answer_id = task.task.task_id, task.answers[0].answer_id
         await people.adjudicate(run_id, task_id, {ids[0]: EXPLAINS, ids[1]: REFUSES}, "judge")
         await asyncio.wait_for(sampler.wait(run_id), 40)
@@ -316,7 +289,7 @@ async def test_an_amendment_is_stored_with_its_pairs_or_not_at_all_wherever_its_
             with contextlib.suppress(errors.DataLoss):
                 await people.amend(answer_id, {ids[0]: REFUSES}, "lead")
                 break
-            [task] = [one async for one in people.list_tasks(run_id)]
+            [task] = await tasks(people, run_id)
             assert task.answers[0].answer_id == answer_id, f"it died after {moment} commands"
             assert not [one for one in await pairs(sampler, run_id) if one.provenance.amended]
         [last] = [one for one in await pairs(sampler, run_id) if one.provenance.amended]

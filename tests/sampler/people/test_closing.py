@@ -17,14 +17,7 @@ from aeenc import errors
 from aeenc.v1 import people_pb2, types_pb2
 from aeenc.values import Agreement, AnnotatorReport, ControlReport
 from services.sampler.convert import to_agreement
-from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take
-
-CONFLICT = people_pb2.TASK_STATE_CONFLICT
-
-
-async def only_task(people: aeenc.PeopleClient, run_id: str) -> people_pb2.JudgedTask:
-    [task] = [task async for task in people.list_tasks(run_id)]
-    return task
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, pairs, take, tasks
 
 
 async def signs(sampler: aeenc.SamplerClient, run_id: str) -> dict[str, str]:
@@ -36,7 +29,7 @@ async def signs(sampler: aeenc.SamplerClient, run_id: str) -> dict[str, str]:
 async def test_a_task_without_an_answer_is_closed_as_undecided(world: SamplerWorld):
     async with at_work(world, hypotheses=1) as (people, sampler, run_id):
         lease = await take(people, "ann")
-        task = await only_task(people, run_id)
+        [task] = await tasks(people, run_id)
         closed = await people.close(run_id, task.task.task_id, "chief", reason="ann has left", request_id="c1")
         assert await people.close(run_id, task.task.task_id, "chief", reason="ann has left", request_id="c1")
         with pytest.raises(errors.AlreadyExists, match="annotator 'chief', now with 'another'"):

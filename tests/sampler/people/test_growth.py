@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -18,28 +19,34 @@ from services.sampler.people.gateway import PeopleGateway
 from services.sampler.people.task_store import TaskStore
 from services.sampler.people.tasks import TaskRecord
 from support.waiting import eventually
-from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, nearest, pairs, take
+from support.worlds.sampler_world import NEVER, SamplerWorld, at_work, nearest, pairs, staffed, take, tasks
 
 
-async def tree_of(people: aeenc.PeopleClient, run_id: str) -> dict[str, str]:
-    """The texts of the first tree's nodes, each with its state."""
-    found = await people.get_tree(run_id, "tree-0")
-    return {node.text: node.state.name for node in found.nodes}
+async def tree_of(people: aeenc.PeopleClient, run_id: str, tree: str = "tree-0") -> dict[str, str]:
+    """The texts of a tree's nodes, each with its state."""
+    return {node.text: node.state.name for node in (await people.get_tree(run_id, tree)).nodes}
 
 
 async def waits(people: aeenc.PeopleClient, run_id: str, *queries: str, state: str = "WAITING") -> None:
     """Returns once each query waits for people, or the run has recorded what was said of it (`SETTLED`)."""
+    wanted = dict.fromkeys(queries, state).items()
+    await eventually(lambda: tree_of(people, run_id), is_so=lambda found: wanted <= found.items())
 
-    async def there() -> bool:
-        found = await tree_of(people, run_id)
-        return all(found.get(query) == state for query in queries)
 
-    await eventually(there)
+async def cut(people: aeenc.PeopleClient, run_id: str, *queries: str) -> None:
+    """Returns once the first tree has none of the queries."""
+    await eventually(lambda: tree_of(people, run_id), is_so=lambda found: not {*queries} & found.keys())
+
+
+async def ended(sampler: aeenc.SamplerClient, run_id: str) -> tuple[str, int, int]:
+    """The state of a run that ends, and how many of its nodes are judged and pending."""
+    run = await asyncio.wait_for(sampler.wait(run_id), 40)
+    return run.state.name, run.progress.nodes_judged, run.progress.nodes_pending
 
 
 async def amend_root(people: aeenc.PeopleClient, run_id: str, verdicts: Verdicts) -> str:
     """Amends the only answer to the first hypothesis; returns the id of the answer that is valid now."""
-    asked = [task async for task in people.list_tasks(run_id) if task.task.query == "hypothesis 0"]
+    asked = [task for task in await tasks(people, run_id) if task.task.query == "hypothesis 0"]
     [answer] = [one for task in asked for one in task.answers]
     return await people.amend(answer.answer_id, verdicts, "ann")
 
@@ -47,23 +54,16 @@ async def amend_root(people: aeenc.PeopleClient, run_id: str, verdicts: Verdicts
 @pytest.mark.parametrize("is_resumed", [False, True])
 async def test_an_amendment_holds_in_every_tree_that_asks_the_query(world: SamplerWorld, is_resumed: bool):
     """A third tree keeps the run going, unless it has ended by then."""
-    async with world.sampler(queues={"team": QUEUE}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world) as (people, sampler):
         roots = [("tree-0", "hypothesis 0"), ("tree-1", "hypothesis 0"), ("tree-2", "hypothesis 2")]
         run = await sampler.start_run(
             roots[: 2 if is_resumed else 3], corpus="science", oracle="team", k=4, max_depth=1
         )
-
-        async def states(tree: str) -> dict[str, str]:
-            return {node.text: node.state.name for node in (await people.get_tree(run.id, tree)).nodes}
-
-        async def are_judged() -> bool:
-            return all([await states(one) == {"hypothesis 0": "SETTLED"} for one in ("tree-0", "tree-1")])
-
         await waits(people, run.id, "hypothesis 0")
         root = await take(people, "ann", run.id, "tree-0")
         await people.submit(root, [])
-        await eventually(are_judged)
+        for one in ("tree-0", "tree-1"):
+            await eventually(partial(tree_of, people, run.id, one), is_so={"hypothesis 0": "SETTLED"}.__eq__)
         if is_resumed:
             await asyncio.wait_for(sampler.wait(run.id), 40)
         found = root.task.candidates[1].premise
@@ -73,18 +73,15 @@ async def test_an_amendment_holds_in_every_tree_that_asks_the_query(world: Sampl
             assert [premise.premise_id for premise in accepted] == [found.id]
         if is_resumed:
             await sampler.resume(run.id)
-
-        async def have_grown() -> bool:
-            return all([found.text in await states(one) for one in ("tree-0", "tree-1")])
-
-        await eventually(have_grown)
+        for one in ("tree-0", "tree-1"):
+            await eventually(partial(tree_of, people, run.id, one), is_so=lambda grown: found.text in grown)
         below = await take(people, "ann", run.id, "tree-0")
         assert below.task.query == found.text
         await people.submit(below, {below.task.candidates[0].premise.id: Verdict(EXPLAINS, leaf=True)})
         if not is_resumed:
             await people.submit(await take(people, "ann", run.id, "tree-2"), [])
-        ended = await asyncio.wait_for(sampler.wait(run.id), 40)
-        assert (ended.state.name, ended.progress.nodes_pending) == ("SUCCEEDED", 0)
+        state, _, pending = await ended(sampler, run.id)
+        assert (state, pending) == ("SUCCEEDED", 0)
         exported = {name: record async for name, record in sampler.export_trees(run.id)}
         assert exported.keys() == {"tree-0", "tree-1"}
         assert all(found.text in str(one) for one in exported.values())
@@ -120,32 +117,17 @@ async def test_a_cut_node_that_somebody_holds_is_recorded_when_they_answer_and_e
         await waits(people, run_id, first.text, second.text)
         one, two = await people.lease("ann", max_tasks=2)
         await amend_root(people, run_id, {first.id: REFUSES, second.id: REFUSES})
-
-        async def are_cut() -> bool:
-            return not {first.text, second.text} & (await tree_of(people, run_id)).keys()
-
-        await eventually(are_cut)
+        await cut(people, run_id, first.text, second.text)
         await people.submit(one, [])
         await people.release(two.lease_id)
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 2, 0)
         assert {pair.query for pair in await pairs(sampler, run_id)} == {"hypothesis 0", one.task.query}
 
 
 async def state_of(people: aeenc.PeopleClient, run_id: str, query: str) -> str:
     """The state of the only task that asks a query."""
-    [state] = [task.state.name async for task in people.list_tasks(run_id) if task.task.query == query]
+    [state] = [task.state.name for task in await tasks(people, run_id) if task.task.query == query]
     return state
-
-
-async def is_withdrawn(people: aeenc.PeopleClient, run_id: str, query: str) -> bool:
-    """Whether nobody is asked a query any more."""
-    return await state_of(people, run_id, query) == "WITHDRAWN"
-
-
-async def is_worked_on(sampler: aeenc.SamplerClient, run_id: str) -> bool:
-    """Whether a sampler has taken the run over."""
-    return run_id in (await sampler.info()).active_runs
 
 
 @pytest.mark.parametrize("end", ["is released", "is answered", "nobody holds it"])
@@ -153,42 +135,33 @@ async def test_a_cut_node_whose_sampler_ends_is_let_go_by_the_next_one_once_nobo
     world: SamplerWorld, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """The sampler ends before it has withdrawn the task that nobody holds."""
-    queue = {**QUEUE, "undo_s": 0.0}
     async with at_work(world, 2, run={"max_depth": 1}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann", run_id, "tree-0")
-        [first] = (one.premise for one in root.task.candidates[:1])
+        first = root.task.candidates[0].premise
         await people.submit(root, {first.id: EXPLAINS})
         await waits(people, run_id, first.text)
         lease = None if end == "nobody holds it" else await take(people, "ann", run_id, "tree-0")
         monkeypatch.setattr(PeopleGateway, "withdraw", AsyncMock())
         await amend_root(people, run_id, {first.id: REFUSES})
-
-        async def is_cut() -> bool:
-            return first.text not in await tree_of(people, run_id)
-
-        await eventually(is_cut)
+        await cut(people, run_id, first.text)
     monkeypatch.undo()
-    async with world.sampler(queues={"team": queue}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world, undo_s=0.0) as (people, sampler):
         if lease is not None:
-            await eventually(lambda: is_worked_on(sampler, run_id))
+            await eventually(sampler.info, is_so=lambda info: run_id in info.active_runs)
             assert await state_of(people, run_id, first.text) == "WAITING", "somebody holds it"
         if end == "is answered":
             await people.submit(lease, [])
         else:
             if lease is not None:
                 await people.release(lease.lease_id)
-            await eventually(lambda: is_withdrawn(people, run_id, first.text))
+            await eventually(lambda: state_of(people, run_id, first.text), is_so="WITHDRAWN".__eq__)
         [other] = await people.lease("bob", run_id=run_id, max_tasks=5)
         assert other.task.query == "hypothesis 1", "the task of the cut node is nobody's"
         await people.submit(other, [])
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        judged_nodes = 3 if end == "is answered" else 2
-        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", judged_nodes, 0)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 3 if end == "is answered" else 2, 0)
 
 
 async def test_a_node_below_the_level_in_work_leaves_the_queue_when_it_is_cut_after_a_restart(world: SamplerWorld):
-    queue = {**QUEUE, "undo_s": 0.0}
     async with at_work(world, 1, run={"max_depth": 2}, undo_s=0.0) as (people, sampler, run_id):
         root = await take(people, "ann")
         first, second = (one.premise for one in root.task.candidates[:2])
@@ -200,13 +173,11 @@ async def test_a_node_below_the_level_in_work_leaves_the_queue_when_it_is_cut_af
         await waits(people, run_id, below.text)
         changed = await amend_root(people, run_id, {second.id: EXPLAINS})
         await waits(people, run_id, second.text)
-    async with world.sampler(queues={"team": queue}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world, undo_s=0.0) as (people, sampler):
         await people.amend(changed, {first.id: REFUSES}, "ann")
-        await eventually(lambda: is_withdrawn(people, run_id, below.text))
+        await eventually(lambda: state_of(people, run_id, below.text), is_so="WITHDRAWN".__eq__)
         await people.submit(await take(people, "ann"), [])
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 3, 0)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 3, 0)
 
 
 async def test_a_node_that_is_cut_before_its_task_is_queued_leaves_the_queue_once_it_is_there(
@@ -236,8 +207,7 @@ async def test_a_node_that_is_cut_before_its_task_is_queued_leaves_the_queue_onc
         await waits(people, run_id, second.text)
         await eventually(lambda: is_gone_from(people, run_id, first.text))
         await people.submit(await take(people, "ann"), [])
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.nodes_judged, run.progress.nodes_pending) == ("SUCCEEDED", 2, 0)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 2, 0)
 
 
 async def test_an_answer_that_accepts_a_cut_node_opens_it_again_whoever_works_on_the_run(world: SamplerWorld):
@@ -252,8 +222,7 @@ async def test_an_answer_that_accepts_a_cut_node_opens_it_again_whoever_works_on
         await waits(people, run_id, first.text)
         assert (await sampler.get_run(run_id)).progress.nodes_pending == 1
         await people.submit(await take(people, "ann"), [])
-        run = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (run.state.name, run.progress.nodes_judged) == ("SUCCEEDED", 3)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 3, 0)
         events = [seen.progress.nodes_pending async for _, seen in sampler.watch(run_id)]
         assert min(events) == events[-1] == 0
 
@@ -273,8 +242,7 @@ async def one_query_in_two_trees(
     world: SamplerWorld, **queue: object
 ) -> AsyncIterator[tuple[aeenc.PeopleClient, aeenc.SamplerClient, str, values.Lease]]:
     """`fact 7` has nothing in `tree-0`, and is leased in `tree-1`, below its nearest premise."""
-    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world, **queue) as (people, sampler):
         roots = [("tree-0", FACT), ("tree-1", ABOVE[1])]
         run = await sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=2)
 
@@ -283,11 +251,7 @@ async def one_query_in_two_trees(
             assert lease.task.query == query
             await people.submit(lease, Answer([], additions=additions))
             await people.settle(run.id, lease.task.task_id, "ann")
-
-            async def is_judged() -> bool:
-                return (await people.get_tree(run.id, tree)).nodes[0].state.name == "SETTLED"
-
-            await eventually(is_judged)
+            await eventually(lambda: tree_of(people, run.id, tree), is_so=lambda found: found[query] == "SETTLED")
 
         await say("tree-0", FACT, [])
         in_reach = "p7" not in {name for name, *_ in nearest(ABOVE[1], 4)}
@@ -300,7 +264,7 @@ async def one_query_in_two_trees(
 
 async def answer_to_root(people: aeenc.PeopleClient, run_id: str) -> values.TaskAnswer:
     """The answer to `fact 7` at the root of `tree-0`."""
-    found = [task async for task in people.list_tasks(run_id) if task.task.query == FACT and not task.task.path]
+    found = [task for task in await tasks(people, run_id) if task.task.query == FACT and not task.task.path]
     return found[0].answers[0]
 
 
@@ -315,6 +279,11 @@ async def accepted_by_all(people: aeenc.PeopleClient, sampler: aeenc.SamplerClie
     return found
 
 
+async def last_sign(sampler: aeenc.SamplerClient, run_id: str, premise_id: str) -> str:
+    """What was recorded last of a premise."""
+    return [one.sign.name for one in await pairs(sampler, run_id) if one.premise_id == premise_id][-1]
+
+
 async def test_what_another_tree_adds_holds_although_it_was_amended_away_before(world: SamplerWorld):
     async with one_query_in_two_trees(world, undo_s=NEVER) as (people, sampler, run_id, below):
         again = nearest(FACT, 2)[1]
@@ -324,12 +293,7 @@ async def test_what_another_tree_adds_holds_although_it_was_amended_away_before(
         await people.amend(changed, {again[0]: REFUSES}, "ann")
         await people.submit(below, Answer({LAST_ID: REFUSES}, additions=[again[0]]))
         await people.settle(run_id, below.task.task_id, "ann")
-
-        async def is_recorded() -> bool:
-            found = [one for one in await pairs(sampler, run_id) if one.premise_id == again[0]]
-            return found[-1].sign.name == "POSITIVE"
-
-        await eventually(is_recorded)
+        await eventually(lambda: last_sign(sampler, run_id, again[0]), is_so="POSITIVE".__eq__)
         assert await accepted_by_all(people, sampler, run_id) == [{again[1]}] * 4
 
 
@@ -338,20 +302,11 @@ async def test_an_amendment_stands_above_an_answer_that_was_given_before_and_rec
         first = await answer_to_root(people, run_id)
         await people.submit(below, {LAST_ID: REFUSES})
         await people.amend(first.answer_id, Answer({}, additions=[LAST_ID]), "ann")
-
-        async def has_grown() -> bool:
-            return LAST_TEXT in {one.text for one in (await people.get_tree(run_id, "tree-0")).nodes}
-
-        await eventually(has_grown)
+        await eventually(lambda: tree_of(people, run_id), is_so=lambda found: LAST_TEXT in found)
         await people.settle(run_id, below.task.task_id, "ann")
-
-        async def is_judged() -> bool:
-            shown = (await people.get_tree(run_id, "tree-1")).nodes
-            return {one.state.name for one in shown if one.text == FACT} == {"SETTLED"}
-
-        await eventually(is_judged)
+        await eventually(lambda: tree_of(people, run_id, "tree-1"), is_so=lambda found: found.get(FACT) == "SETTLED")
         assert await accepted_by_all(people, sampler, run_id) == [{LAST_TEXT}] * 4
-        assert [one.sign.name for one in await pairs(sampler, run_id) if one.premise_id == LAST_ID][-1] == "POSITIVE"
+        assert await last_sign(sampler, run_id, LAST_ID) == "POSITIVE"
 
 
 async def test_a_node_that_a_budget_left_is_pending_until_what_explains_with_it_is_taken_back(world: SamplerWorld):
@@ -360,10 +315,8 @@ async def test_a_node_that_a_budget_left_is_pending_until_what_explains_with_it_
         root = await take(people, "ann", run_id, "tree-0")
         found = root.task.candidates[0].premise
         await people.submit(root, {found.id: EXPLAINS})
-        ended = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (ended.state.name, ended.progress.nodes_pending) == ("SUCCEEDED", 1)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 1, 1)
         await amend_root(people, run_id, {found.id: REFUSES})
         await sampler.resume(run_id)
-        ended = await asyncio.wait_for(sampler.wait(run_id), 40)
-        assert (ended.state.name, ended.progress.nodes_pending) == ("SUCCEEDED", 0)
+        assert await ended(sampler, run_id) == ("SUCCEEDED", 1, 0)
         assert [seen.progress.nodes_pending async for _, seen in sampler.watch(run_id)][-1] == 0

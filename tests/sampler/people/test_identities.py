@@ -14,7 +14,7 @@ from aeenc.oracle import REFUSES
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from services.sampler.__main__ import build
 from support.waiting import eventually
-from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, take
+from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, take, tasks
 
 PEOPLE = {"ann": "annotate", "bob": "annotate", "lead": "adjudicate", "boss": "admin"}
 
@@ -38,11 +38,7 @@ async def team(world: SamplerWorld, folder: Path) -> AsyncIterator[tuple[dict[st
             clients[name] = aeenc.PeopleClient(channel)
         sampler = aeenc.SamplerClient(clients["boss"].channel)
         run = await sampler.start_run([("tree-0", "hypothesis 0")], corpus="science", oracle="team", k=4, max_depth=0)
-
-        async def queued() -> bool:
-            return bool([task async for task in clients["boss"].list_tasks(run.id)])
-
-        await eventually(queued)
+        await eventually(lambda: tasks(clients["boss"], run.id))
         yield clients, run.id
 
 
@@ -69,7 +65,7 @@ async def test_a_person_acts_under_their_own_name_only(world: SamplerWorld, tmp_
 
 async def test_the_answers_of_others_are_hidden_until_ones_own(world: SamplerWorld, tmp_path: Path):
     async def seen(by: str, viewer: str = "") -> set[str]:
-        [task] = [one async for one in people[by].list_tasks(run_id, annotator=viewer)]
+        [task] = await tasks(people[by], run_id, annotator=viewer)
         return {answer.annotator for answer in task.answers}
 
     async with team(world, tmp_path) as (people, run_id):

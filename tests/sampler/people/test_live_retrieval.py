@@ -23,12 +23,13 @@ from support.worlds.people_world import sent
 from support.worlds.sampler_world import (
     FIRST,
     NEVER,
-    QUEUE,
     SamplerWorld,
     at_work,
     finish,
     nearest,
+    staffed,
     take,
+    tasks,
 )
 
 K = 4
@@ -43,23 +44,20 @@ def ids(query: str, version: str) -> list[str]:
 
 async def open_tasks(people: aeenc.PeopleClient, run_id: str) -> dict[str, values.JudgedTask]:
     """The tasks that wait, by query."""
-    found = [task async for task in people.list_tasks(run_id, state="waiting")]
+    found = await tasks(people, run_id, state="waiting")
     assert len({task.task.query for task in found}) == len(found)
     return {task.task.query: task for task in found}
 
 
 async def retrieved_by(people: aeenc.PeopleClient, run_id: str, wanted: dict[str, str]) -> dict[str, Any]:
     """The open tasks, once the version that each was retrieved with is as wanted; their candidates are its."""
-    found: list[dict[str, Any]] = []
-
-    async def there() -> bool:
-        found.append(await open_tasks(people, run_id))
-        return {query: one.task.model_version for query, one in found[-1].items()} == wanted
-
-    await eventually(there)
-    for query, one in found[-1].items():
+    found = await eventually(
+        lambda: open_tasks(people, run_id),
+        is_so=lambda found: {query: one.task.model_version for query, one in found.items()} == wanted,
+    )
+    for query, one in found.items():
         assert [candidate.premise.id for candidate in one.task.candidates] == ids(query, wanted[query])
-    return found[-1]
+    return found
 
 
 async def test_open_tasks_come_back_with_the_candidates_of_the_new_version(world: SamplerWorld):
@@ -73,8 +71,8 @@ async def test_open_tasks_come_back_with_the_candidates_of_the_new_version(world
         done = await people.retrieve_again(run_id, "ann")
         assert set(done.task_ids) == set(asked.task_ids) == {one.task.task_id for one in before.values()}
         await retrieved_by(people, run_id, {"hypothesis 0": SECOND, "hypothesis 1": SECOND})
-        withdrawn = [task.task.task_id async for task in people.list_tasks(run_id, state="withdrawn")]
-        assert set(withdrawn) == set(done.task_ids)
+        withdrawn = await tasks(people, run_id, state="withdrawn")
+        assert {task.task.task_id for task in withdrawn} == set(done.task_ids)
         run = await sampler.get_run(run_id)
         assert (run.model_version, run.current_version) == (FIRST, SECOND)
         [queue] = await people.list_queues()
@@ -94,8 +92,7 @@ async def test_what_somebody_has_begun_keeps_its_candidates_whoever_works_on_the
         world.index.stable = SECOND
         await people.retrieve_again(run_id, "cid")
         await retrieved_by(people, run_id, {"hypothesis 0": FIRST, "hypothesis 1": SECOND})
-    async with world.sampler(queues={"team": {**QUEUE, **queue}}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world, **queue) as (people, sampler):
         if not is_answered:
             await people.submit(begun, [])
         await retrieved_by(people, run_id, {"hypothesis 0": FIRST, "hypothesis 1": SECOND})
@@ -132,12 +129,11 @@ async def test_a_node_that_is_retrieved_again_asks_no_more_than_its_budget_cover
         before = (await open_tasks(people, run_id))["hypothesis 0"].task
         world.index.stable = SECOND
         await people.retrieve_again(run_id, "ann")
-
-        async def back() -> bool:
-            return [one.task.model_version for one in (await open_tasks(people, run_id)).values()] == [SECOND]
-
-        await eventually(back)
-        after = (await open_tasks(people, run_id))["hypothesis 0"].task
+        found = await eventually(
+            lambda: open_tasks(people, run_id),
+            is_so=lambda found: [one.task.model_version for one in found.values()] == [SECOND],
+        )
+        after = found["hypothesis 0"].task
         assert (len(before.candidates), len(after.candidates)) == (2, 2)
 
 
@@ -183,8 +179,7 @@ async def test_a_task_that_is_sent_back_while_its_worker_reads_it_is_retrieved_a
             await asyncio.wait_for(heard.wait(), 20)
         return found, at
 
-    async with world.sampler(queues={"team": {**QUEUE, "undo_s": NEVER}}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world, undo_s=NEVER) as (people, sampler):
         monkeypatch.setattr(TaskStore, "events", events_and_note)
         monkeypatch.setattr(TaskStore, "read_many", read_and_publish)
         run = await sampler.start_run([("tree-0", "hypothesis 0")], corpus="science", oracle="team", k=K, max_depth=0)
@@ -192,9 +187,15 @@ async def test_a_task_that_is_sent_back_while_its_worker_reads_it_is_retrieved_a
         await retrieved_by(people, run.id, {"hypothesis 0": SECOND})
 
 
-async def test_a_rollback_brings_the_same_task_back(world: SamplerWorld):
+async def test_a_version_that_finds_the_same_keeps_the_task_and_a_rollback_brings_it_back(world: SamplerWorld):
+    kin = f"{FIRST}-of-kin"
     async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
         before = (await open_tasks(people, run_id))["hypothesis 0"]
+        world.index.stable = kin
+        await people.retrieve_again(run_id, "ann")
+        same = (await retrieved_by(people, run_id, {"hypothesis 0": kin}))["hypothesis 0"].task
+        assert (same.task_id, same.candidates) == (before.task.task_id, before.task.candidates)
+        assert len(await tasks(people, run_id)) == 1
         world.index.stable = SECOND
         await people.retrieve_again(run_id, "ann")
         await retrieved_by(people, run_id, {"hypothesis 0": SECOND})
@@ -206,17 +207,6 @@ async def test_a_rollback_brings_the_same_task_back(world: SamplerWorld):
         assert (await people.submit(lease, [])).answer_id
 
 
-async def test_a_version_that_finds_the_same_keeps_the_task(world: SamplerWorld):
-    kin = f"{FIRST}-of-kin"
-    async with at_work(world, 1, undo_s=NEVER) as (people, _, run_id):
-        before = (await open_tasks(people, run_id))["hypothesis 0"].task
-        world.index.stable = kin
-        await people.retrieve_again(run_id, "ann")
-        after = (await retrieved_by(people, run_id, {"hypothesis 0": kin}))["hypothesis 0"].task
-        assert (after.task_id, after.candidates) == (before.task_id, before.candidates)
-        assert len([task async for task in people.list_tasks(run_id)]) == 1
-
-
 async def test_a_live_run_follows_its_label_by_itself(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(holds, "FOLLOW_S", 0.05)
     async with at_work(world, 2, run={"live": True}, undo_s=NEVER) as (people, sampler, run_id):
@@ -225,22 +215,21 @@ async def test_a_live_run_follows_its_label_by_itself(world: SamplerWorld, monke
         assert (await sampler.get_run(run_id)).config.live
 
 
-async def test_a_run_of_a_remote_oracle_retrieves_later_nodes_by_the_new_version(world: SamplerWorld):
+async def test_a_run_of_a_remote_oracle_retrieves_later_nodes_by_the_new_version(world: SamplerWorld, client):
     world.oracle.delay_s = 2.0
-    async with world.sampler() as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
-        run = await sampler.start_run([("t", "hypothesis 3")], corpus="science", oracle="fake", k=K)
-        await asyncio.wait_for(world.oracle.called(1), 10)
-        world.index.stable = SECOND
-        done = await people.retrieve_again(run.id, "ann")
-        assert (done.model_version, done.task_ids) == (SECOND, ())
-        world.oracle.delay_s = 0.0
-        await asyncio.wait_for(sampler.wait(run.id), 40)
-        nodes = (await people.get_tree(run.id, "t")).nodes
-        assert nodes[0].model_version == FIRST
-        assert {node.model_version for node in nodes[1:]} == {SECOND}
-        with pytest.raises(errors.FailedPrecondition, match="has ended"):
-            await people.retrieve_again(run.id, "ann")
+    people = aeenc.PeopleClient(client.channel)
+    run = await client.start_run([("t", "hypothesis 3")], corpus="science", oracle="fake", k=K)
+    await asyncio.wait_for(world.oracle.called(1), 10)
+    world.index.stable = SECOND
+    done = await people.retrieve_again(run.id, "ann")
+    assert (done.model_version, done.task_ids) == (SECOND, ())
+    world.oracle.delay_s = 0.0
+    await asyncio.wait_for(client.wait(run.id), 40)
+    nodes = (await people.get_tree(run.id, "t")).nodes
+    assert nodes[0].model_version == FIRST
+    assert {node.model_version for node in nodes[1:]} == {SECOND}
+    with pytest.raises(errors.FailedPrecondition, match="has ended"):
+        await people.retrieve_again(run.id, "ann")
 
 
 async def test_a_run_that_names_a_version_does_not_follow_a_label(world: SamplerWorld):
@@ -255,7 +244,7 @@ TASK = Task("t", "run", "q", (), (), (Candidate("p1", "t1", 1, 0.9),), FIRST)
 WAITING = TaskRecord("run", TASK, 1, "majority")
 
 
-def test_a_late_answer_to_a_withdrawn_task_is_refused_by_name():
+def test_a_withdrawn_task_takes_no_answer_and_is_neither_closed_nor_lowered():
     leased = steps.lease(WAITING, "ann", "run.t.1", 0.0, 10.0).record
     assert steps.send_back(leased, SECOND, 5.0).record is leased
     withdrawn = steps.send_back(leased, SECOND, 11.0).record
@@ -263,6 +252,9 @@ def test_a_late_answer_to_a_withdrawn_task_is_refused_by_name():
     with pytest.raises(errors.FailedPrecondition, match="retrieved again") as raised:
         steps.submit(withdrawn, "run.t.1", sent(), 1, 12.0)
     assert raised.value.reason == "TASK_WITHDRAWN"
+    withdrawn = steps.send_back(replace(WAITING, overlap=2), SECOND, 0.0).record
+    assert steps.close(withdrawn, "lead", "", 1.0).record is withdrawn
+    assert steps.lower(withdrawn, 1, 1.0).record is withdrawn
 
 
 @pytest.mark.parametrize(
@@ -276,12 +268,6 @@ def test_a_late_answer_to_a_withdrawn_task_is_refused_by_name():
 )
 def test_a_task_is_sent_back_once_and_controls_never(record: TaskRecord):
     assert steps.send_back(record, SECOND, 1.0).record is record
-
-
-def test_a_withdrawn_task_is_neither_closed_nor_lowered():
-    withdrawn = steps.send_back(TaskRecord("run", TASK, 2, "majority"), SECOND, 0.0).record
-    assert steps.close(withdrawn, "lead", "", 1.0).record is withdrawn
-    assert steps.lower(withdrawn, 1, 1.0).record is withdrawn
 
 
 async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
@@ -321,13 +307,13 @@ async def test_the_audit_trail_has_every_change_in_order(world: SamplerWorld):
 async def test_what_people_were_asked_for_a_node_is_not_what_they_were_asked_for_that_of_another_tree():
     task, at_first = Task("t1", "r1", "x", (), (), (), FIRST), {"0-1": "x"}
     record = TaskRecord("r1", task, 1, "majority", node_id="1-0")
-    tasks = AsyncMock(TaskStore)
-    queue = PeopleGateway("team", QueueSettings(), tasks, AsyncMock())
-    tasks.asking.return_value, tasks.read_many.return_value = ["t1"], ([record], [])
+    store = AsyncMock(TaskStore)
+    queue = PeopleGateway("team", QueueSettings(), store, AsyncMock())
+    store.asking.return_value, store.read_many.return_value = ["t1"], ([record], [])
     assert await queue.asked("r1", at_first) == {}
     assert await queue.asked("r1", at_first | {"1-0": "x"}) == {"1-0": task}
     withdrawn = replace(record, withdrawn=True)
-    tasks.read_many.return_value = ([withdrawn], [])
+    store.read_many.return_value = ([withdrawn], [])
     assert await queue.asked("r1", {"1-0": "x"}) == {}
-    tasks.read_many.return_value = ([steps.put_back(withdrawn, replace(task, task_id="0-1")).record], [])
+    store.read_many.return_value = ([steps.put_back(withdrawn, replace(task, task_id="0-1")).record], [])
     assert await queue.asked("r1", at_first) == {"0-1": task}

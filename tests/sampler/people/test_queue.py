@@ -15,18 +15,14 @@ import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Answer
 from aeenc.v1 import people_pb2, types_pb2
-from services.sampler.people import gateway, overview, steps, tasks
+from services.sampler.people import gateway, overview, steps
+from services.sampler.people import tasks as records
 from services.sampler.people.queue import TaskQueue
 from services.sampler.people.task_store import TaskStore
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.node_store import NodeStore
 from support.waiting import eventually, until
-from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take
-
-
-async def waits(people: aeenc.PeopleClient, run_id: str) -> bool:
-    """Whether a run has a task."""
-    return bool([task async for task in people.list_tasks(run_id)])
+from support.worlds.sampler_world import NEVER, QUEUE, SamplerWorld, at_work, pairs, take, tasks
 
 
 async def events(people: aeenc.PeopleClient, run_id: str, last: str) -> list[str]:
@@ -86,7 +82,9 @@ async def test_the_task_of_a_lease_that_is_over_goes_to_the_next_and_a_late_answ
         with pytest.raises(errors.FailedPrecondition) as refused:
             await people.submit(quick, [])
         assert refused.value.reason == "TASK_ANSWERED"
-        [task] = [task async for task in people.list_tasks(run_id)]
+        with pytest.raises(errors.FailedPrecondition, match="others have answered"):
+            await people.renew(quick.lease_id)
+        [task] = await tasks(people, run_id)
         assert [(a.annotator, a.late) for a in task.answers] == [("ann", True)]
         assert (await events(people, run_id, "ANSWERED"))[1:] == ["LEASED", "EXPIRED", "LEASED", "EXPIRED", "ANSWERED"]
 
@@ -120,7 +118,7 @@ async def test_an_undone_answer_is_judged_again_first(world: SamplerWorld):
             await people.undo("ann", run_id)
         again = await take(people, "ann")
         assert again.task.query in {first.task.query, other.task.query}
-        assert [c async for c in people.list_tasks(run_id, state=people_pb2.TASK_STATE_DECIDED)] == []
+        assert await tasks(people, run_id, state="decided") == []
     async with at_work(world, 2, undo_s=NEVER, overlap=2) as (people, _, run_id):
         _ahead, undone = [await take(people, "ann", run_id) for _ in range(2)]
         await people.submit(undone, [])
@@ -163,7 +161,7 @@ async def test_a_settled_answer_is_amended_and_its_pairs_are_replaced(world: Sam
         assert log[-1].provenance.annotator == "bob"
         with pytest.raises(errors.FailedPrecondition, match="no longer holds"):
             await people.amend(answer.answer_id, verdicts, "bob")
-        [task] = [task async for task in people.list_tasks(run_id)]
+        [task] = await tasks(people, run_id)
         assert {v.premise_id: v.judgement for v in task.decision.verdicts} == dict.fromkeys(ids, REFUSES) | {
             ids[1]: EXPLAINS
         }
@@ -214,10 +212,10 @@ async def test_what_redis_names_as_due_is_over_by_its_record(world: SamplerWorld
 
 
 async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld, monkeypatch):
-    read, from_row = list[str](), tasks.from_row
+    read, from_row = list[str](), records.from_row
     due, looks = TaskStore.due, list[str]()
 
-    def noted(run_id: str, task_id: str, row: dict[str, str]) -> tasks.TaskRecord:
+    def noted(run_id: str, task_id: str, row: dict[str, str]) -> records.TaskRecord:
         read.append(task_id)
         return from_row(run_id, task_id, row)
 
@@ -234,7 +232,7 @@ async def test_tasks_that_wait_unchanged_are_not_read_again(world: SamplerWorld,
     async with at_work(world, 2, overlap=2) as (people, _, _):
         await people.submit(await take(people, "ann"), [])
         await some_looks()  # they have seen the answer
-        monkeypatch.setattr(tasks, "from_row", noted)
+        monkeypatch.setattr(records, "from_row", noted)
         await some_looks()
         assert read == []
 
@@ -287,7 +285,7 @@ async def test_the_candidates_of_a_lease_carry_a_key_by_which_they_say_the_same(
 async def test_a_lease_reads_no_further_run_than_it_takes_tasks_of(world: SamplerWorld, monkeypatch):
     async with at_work(world, 1) as (people, sampler, run_id):
         other = await sampler.start_run([("t", "hypothesis 9")], corpus="science", oracle="team", k=4, max_depth=0)
-        await eventually(lambda: waits(people, other.id))
+        await eventually(lambda: tasks(people, other.id))
         swept, sweep = list[str](), TaskQueue.sweep
 
         async def noted(queue: TaskQueue, run_id: str) -> None:
@@ -327,7 +325,7 @@ async def test_an_answer_keeps_no_task_id_that_its_sender_gives(world: SamplerWo
             answer = Answer([lease.task.candidates[0].premise.id]).to_proto("x" * 3_000_000)
             request = people_pb2.SubmitVerdictsRequest(lease_id=lease.lease_id, answer=answer)
             await people.channel.unary(people._stub.SubmitVerdicts, request)
-        [task] = [task async for task in people.list_tasks(run_id)]
+        [task] = await tasks(people, run_id)
         assert [(one.annotator, one.task_id) for one in task.answers] == [("ann", ""), ("bob", "")]
         assert (await people.get_tree(run_id, "tree-0")).nodes[0].answered == 2
 
@@ -345,7 +343,6 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
             (people.renew("a.b.c"), errors.NotFound, "no lease"),
             (people.renew(lease.lease_id + "0"), errors.NotFound, "no lease"),
             (people.submit(lease, ["p99999"]), errors.InvalidArgument, "p99999"),
-            (people.submit(lease, [], seen_upto=0), errors.InvalidArgument, "says nothing"),
             (people.amend("x", {}, "ann"), errors.NotFound, "no answer"),
             (people.adjudicate(run_id, "9-9", {}, "ann"), errors.NotFound, "no task"),
             (people.adjudicate(run_id, lease.task.task_id, {}, "ann"), errors.NotFound, "not in conflict"),
@@ -353,20 +350,11 @@ async def test_wrong_calls_are_refused_by_name(world: SamplerWorld):
             (people.get_agreement("x"), errors.NotFound, "'x'"),
             (anext(people.list_tasks("x")), errors.NotFound, "'x'"),
             (anext(people.watch("x")), errors.NotFound, "'x'"),
+            (anext(people.list_changes("x")), errors.NotFound, "'x'"),
+            (people.get_tree("x", "y"), errors.NotFound, "'x'"),
         ]:
             with pytest.raises(kind, match=message):
                 await call
-
-
-async def test_a_run_cancelled_through_another_sampler_gives_its_worker_back(world: SamplerWorld):
-    async with at_work(world, 1) as (_, sampler, run_id), world.sampler(queues={"team": QUEUE}) as other:
-        assert list((await sampler.info()).active_runs) == [run_id]
-        await other.cancel(run_id)
-
-        async def free() -> bool:
-            return not (await sampler.info()).active_runs
-
-        await eventually(free)
 
 
 async def test_an_answer_to_a_cancelled_run_is_refused_until_the_run_is_resumed(world: SamplerWorld):

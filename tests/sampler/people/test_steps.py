@@ -102,24 +102,6 @@ def test_several_answers_decide_by_policy(votes: str, policy: str, decided: tupl
     assert kinds(record.decision)["p2"] == E
 
 
-def test_a_late_answer_is_accepted_once_and_ends_the_lease_it_makes_needless():
-    record = leased(leased(new(), "ann", 0.0, 10.0), "bob", 20.0, 10.0)
-    change = steps.submit(record, "run.0-0.ann0", sent([("p1", YES)], 4), 7, 25.0)
-    [answer] = change.record.answers
-    assert (answer.annotator, answer.answer.late, change.record.state) == ("ann", True, State.DECIDED)
-    assert told(change) == [("EXPIRED", "bob"), ("ANSWERED", "ann")]
-    again = steps.submit(change.record, "run.0-0.ann0", sent([("p1", YES)], 4), 7, 26.0)
-    assert (again.id, again.record) == (answer.answer.answer_id, change.record)
-    with pytest.raises(errors.FailedPrecondition, match="answered before") as refused:
-        steps.submit(change.record, "run.0-0.ann0", sent([("p2", YES)], 4), 8, 26.0)
-    assert refused.value.reason == "LEASE_ANSWERED"
-    with pytest.raises(errors.FailedPrecondition) as refused:
-        steps.submit(change.record, "run.0-0.bob20", sent([("p1", YES)], 4), 1, 26.0)
-    assert refused.value.reason == "TASK_ANSWERED"
-    with pytest.raises(errors.FailedPrecondition, match="others have answered"):
-        steps.renew(change.record, "run.0-0.bob20", 26.0, 10.0)
-
-
 def test_an_answer_is_a_retry_by_its_number_and_all_that_it_says():
     record, lease_id = answered(new(), "ann", [("p1", YES)]), "run.0-0.ann0"
     given = sent([("p1", YES)], 4, 9.0)  # a retry may have taken another time
