@@ -9,26 +9,11 @@ from aeenc.oracle import Candidate
 from aeenc.v1 import sampler_pb2, types_pb2
 from aeenc.values import NegativeFilter, RunConfig
 from services.sampler.acs.algorithm import ADDED, Known, KnownPair
-from services.sampler.execution.sampling import highest_kept, left_out
+from services.sampler.execution.sampling import left_out
 from support.worlds.sampler_world import FACTS, SamplerWorld, brute_force, explains, finish, nearest, pair_set
 
 POSITIVE = types_pb2.PAIR_SIGN_POSITIVE
 Found = list[tuple[str, int, float]]  # premise, rank from 1, score
-
-
-@pytest.mark.parametrize(
-    ("rules", "best", "limit"),
-    [
-        (NegativeFilter(), 0.5, float("inf")),
-        (NegativeFilter(absolute_margin=0.25), 0.5, 0.25),
-        (NegativeFilter(relative_margin=0.5), 0.5, 0.25),
-        (NegativeFilter(relative_margin=0.5), -0.5, -0.75),
-        (NegativeFilter(absolute_margin=0.0, relative_margin=0.5), 0.5, 0.25),
-        (NegativeFilter(absolute_margin=0.25), None, float("inf")),
-    ],
-)
-def test_the_highest_score_kept_lies_a_margin_below_the_best_accepted(rules: NegativeFilter, best, limit: float):
-    assert highest_kept(rules, best) == limit
 
 
 def naive(rules: NegativeFilter, most: int, accepted: Found, refused: Found) -> tuple[set[str], dict[str, str]]:
@@ -181,27 +166,24 @@ async def test_pairs_are_listed_as_the_filter_has_them_whatever_was_asked_togeth
 
 
 @pytest.mark.parametrize("fields", FILTERS)
-async def test_a_skipped_refusal_says_why(world: SamplerWorld, fields: dict):
-    async with world.sampler() as client:
-        run = await finish(client, negative_filter=fields)
-        skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED, page_size=7)]
+async def test_a_skipped_refusal_says_why(client, fields: dict):
+    run = await finish(client, negative_filter=fields)
+    skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED, page_size=7)]
     assert {(p.query, p.premise, p.reason) for p in skipped} == expected_pairs(NegativeFilter(**fields))[1]
     assert len(skipped) > 10
 
 
-async def test_a_rewording_of_the_query_is_no_negative(world: SamplerWorld):
+async def test_a_rewording_of_the_query_is_no_negative(client):
     text = next(f"fact {n}" for n in range(60) if not explains(f"A fact {n}!", f"fact {n}"))
     config = {"hypotheses": [("root", f"A {text}!")], "k": 60, "max_depth": 0}
-    async with world.sampler() as client:
-        run = await finish(client, **config, negative_filter={"rewordings": True})
-        skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
-        plain = await finish(client, **config)
+    run = await finish(client, **config, negative_filter={"rewordings": True})
+    skipped = [p async for p in client.list_pairs(run.id, sign=types_pb2.PAIR_SIGN_SKIPPED)]
+    plain = await finish(client, **config)
     assert [(p.premise, p.reason) for p in skipped] == [(text, "wording")]
     assert run.progress.negatives == plain.progress.negatives
 
 
-async def test_positives_only_records_nothing_else_and_nothing_filtered(world: SamplerWorld):
-    async with world.sampler() as client:
-        run = await finish(client, negative_filter={"min_rank": 3}, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)
-        assert await pair_set(client, run.id, "+-?") == {pair for pair in brute_force() if pair[2] == "+"}
+async def test_positives_only_records_nothing_else_and_nothing_filtered(client):
+    run = await finish(client, negative_filter={"min_rank": 3}, collect=sampler_pb2.COLLECT_POSITIVES_ONLY)
+    assert await pair_set(client, run.id, "+-?") == {pair for pair in brute_force() if pair[2] == "+"}
     assert run.progress.negatives == run.progress.skipped == 0

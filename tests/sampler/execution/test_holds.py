@@ -32,10 +32,7 @@ class HeldWorld(SamplerWorld):
         return listed[generation]
 
     async def until_held_by(self, generation: str, *holders: str) -> None:
-        async def is_held() -> bool:
-            return await self.held_by(generation) == list(holders)
-
-        await eventually(is_held)
+        await eventually(lambda: self.held_by(generation), is_so=list(holders).__eq__)
 
 
 @pytest.fixture
@@ -55,42 +52,40 @@ async def world(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator
     await encoder.stop()
 
 
-async def test_nobody_deletes_the_generation_of_a_live_run_unless_by_its_name(world: HeldWorld):
+async def test_nobody_deletes_the_generation_of_a_live_run_unless_by_its_name(world: HeldWorld, client):
     world.oracle.delay_s = 60.0
-    async with world.sampler() as sampler:
-        run = await world.start(sampler)
-        assert await world.held_by(run.generation) == [f"run-{run.id}"], "from the start on"
-        newer = await world.index.build("science", facts())
-        refused = await raises(
-            errors.FailedPrecondition, world.index.delete("science", run.generation), f"held by run-{run.id}", "cancel"
-        )
-        assert refused.reason == "IN_USE"
-        await world.index.delete("science", run.generation, despite=[f"run-{run.id}"])
-        assert [one.id async for one in world.index.list_generations("science")] == [newer.id]
+    run = await world.start(client)
+    assert await world.held_by(run.generation) == [f"run-{run.id}"], "from the start on"
+    newer = await world.index.build("science", facts())
+    refused = await raises(
+        errors.FailedPrecondition, world.index.delete("science", run.generation), f"held by run-{run.id}", "cancel"
+    )
+    assert refused.reason == "IN_USE"
+    await world.index.delete("science", run.generation, despite=[f"run-{run.id}"])
+    assert [one.id async for one in world.index.list_generations("science")] == [newer.id]
 
 
 @pytest.mark.parametrize("end", ["success", "cancel", "delete"])
-async def test_the_hold_ends_with_the_run_and_comes_back_when_it_is_resumed(world: HeldWorld, end: str):
+async def test_the_hold_ends_with_the_run_and_comes_back_when_it_is_resumed(world: HeldWorld, client, end: str):
     world.oracle.delay_s = 0.0 if end == "success" else 60.0
-    async with world.sampler() as sampler:
-        run = await world.start(sampler)
-        if end == "success":
-            assert (await sampler.wait(run.id)).state.name == "SUCCEEDED"
-        else:
-            await sampler.cancel(run.id)
-            await world.until_held_by(run.generation)
-            await sampler.resume(run.id)
-            assert await world.held_by(run.generation) == [f"run-{run.id}"]
-            await sampler.cancel(run.id)
+    run = await world.start(client)
+    if end == "success":
+        assert (await client.wait(run.id)).state.name == "SUCCEEDED"
+    else:
+        await client.cancel(run.id)
         await world.until_held_by(run.generation)
-        if end == "delete":
-            await sampler.delete(run.id)
-        await world.index.build("science", facts())
-        await world.index.delete("science", run.generation)
+        await client.resume(run.id)
+        assert await world.held_by(run.generation) == [f"run-{run.id}"]
+        await client.cancel(run.id)
+    await world.until_held_by(run.generation)
+    if end == "delete":
+        await client.delete(run.id)
+    await world.index.build("science", facts())
+    await world.index.delete("science", run.generation)
 
 
 async def test_a_run_that_is_cancelled_while_it_takes_its_hold_leaves_none(
-    world: HeldWorld, monkeypatch: pytest.MonkeyPatch
+    world: HeldWorld, client, monkeypatch: pytest.MonkeyPatch
 ):
     world.oracle.delay_s = 60.0
     begun, put = threading.Event(), Holds._put
@@ -100,31 +95,29 @@ async def test_a_run_that_is_cancelled_while_it_takes_its_hold_leaves_none(
         time.sleep(0.3)
         put(self, *args)
 
-    async with world.sampler() as sampler:
-        run = await world.start(sampler)
-        await sampler.cancel(run.id)
-        await world.until_held_by(run.generation)
-        await sampler.resume(run.id)
-        monkeypatch.setattr(Holds, "_put", slowly)  # the worker holds it once more when it begins
-        assert await asyncio.to_thread(begun.wait, 10.0)
-        await sampler.cancel(run.id)
-        await asyncio.sleep(0.5)
-        assert await world.held_by(run.generation) == []
+    run = await world.start(client)
+    await client.cancel(run.id)
+    await world.until_held_by(run.generation)
+    await client.resume(run.id)
+    monkeypatch.setattr(Holds, "_put", slowly)  # the worker holds it once more when it begins
+    assert await asyncio.to_thread(begun.wait, 10.0)
+    await client.cancel(run.id)
+    await asyncio.sleep(0.5)
+    assert await world.held_by(run.generation) == []
 
 
-async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld):
+async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld, client):
     world.oracle.delay_s = 60.0
-    async with world.sampler() as sampler:
-        run = await world.start(sampler)
-        await sampler.cancel(run.id)
-        await world.until_held_by(run.generation)
-        await world.index.build("science", facts())
-        await world.index.delete("science", run.generation)
-        await sampler.resume(run.id)
-        failed = await sampler.wait(run.id)
-        assert failed.state.name == "FAILED"
-        assert run.generation in failed.error
-        assert "start a new run" in failed.error
+    run = await world.start(client)
+    await client.cancel(run.id)
+    await world.until_held_by(run.generation)
+    await world.index.build("science", facts())
+    await world.index.delete("science", run.generation)
+    await client.resume(run.id)
+    failed = await client.wait(run.id)
+    assert failed.state.name == "FAILED"
+    assert run.generation in failed.error
+    assert "start a new run" in failed.error
 
 
 async def test_a_hold_whose_sampler_died_goes_at_a_later_look_beside_a_damaged_one(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +11,16 @@ import aeenc
 from aeenc.oracle import EXPLAINS, REFUSES, Answer, NodeVerdictName, Task, Verdict
 from aeenc.trees import Accessible
 from aeenc.v1 import sampler_pb2
-from support.worlds.sampler_world import HYPOTHESES, SamplerWorld, at_work, explains, finish, pair_set, take
+from support.worlds.sampler_world import (
+    HYPOTHESES,
+    SamplerWorld,
+    answered_by,
+    at_work,
+    explains,
+    finish,
+    pair_set,
+    take,
+)
 
 K, STEP = 20, 5
 TREES = HYPOTHESES[:4]
@@ -40,13 +47,11 @@ class Stepping(aeenc.Oracle):
 
 
 async def run(world: SamplerWorld, oracle: Stepping, **config: Any) -> set[tuple[str, str, str]]:
-    served = await oracle.start("127.0.0.1:0")
-    async with world.sampler(oracle={"target": f"127.0.0.1:{served.port}"}) as sampler:
+    async with answered_by(world, oracle) as sampler:
         ended = await finish(sampler, hypotheses=TREES, k=K, max_depth=0, **config)
         assert ended.state.name == "SUCCEEDED", ended.error
         assert (ended.progress.nodes_judged, ended.progress.judgements) == (len(TREES), len(oracle.asked))
         found = await pair_set(sampler, ended.id)
-    await served.stop()
     assert len(oracle.asked) == len(set(oracle.asked)), "nothing is asked twice"
     return found
 
@@ -119,14 +124,6 @@ async def accepted_in(sampler: aeenc.SamplerClient, run_id: str, *trees: str) ->
     people = aeenc.PeopleClient(sampler.channel)
     roots = [(await people.get_tree(run_id, tree)).nodes[0] for tree in trees]
     return [[one.premise_id for one in root.accepted] for root in roots]
-
-
-@asynccontextmanager
-async def answered_by(world: SamplerWorld, oracle: aeenc.Oracle, **settings: Any) -> AsyncIterator[aeenc.SamplerClient]:
-    served = await oracle.start("127.0.0.1:0")
-    async with world.sampler(oracle={"target": f"127.0.0.1:{served.port}", **settings}) as sampler:
-        yield sampler
-    await served.stop()
 
 
 TWICE = [("a", "hypothesis 0"), ("b", "hypothesis 0")]

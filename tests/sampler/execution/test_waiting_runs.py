@@ -29,7 +29,9 @@ from support.worlds.sampler_world import (
     brute_force,
     finish,
     pair_set,
+    staffed,
     take,
+    tasks,
 )
 
 CONFIG = {"corpus": "science", "k": 4}
@@ -44,11 +46,8 @@ async def test_runs_that_wait_for_people_take_no_place_and_say_what_they_wait_fo
     async with world.sampler(**settings) as sampler:
         people = [await sampler.start_run(HYPOTHESES[n : n + 1], oracle="team", **CONFIG) for n in range(3)]
 
-        async def two_wait() -> bool:
-            return len(await waits(sampler)) == 2
-
-        await eventually(two_wait)
-        assert set((await waits(sampler)).values()) == {"1 task before the people of queue 'team'"}
+        waiting = await eventually(lambda: waits(sampler), is_so=lambda found: len(found) == 2)
+        assert set(waiting.values()) == {"1 task before the people of queue 'team'"}
         run = await finish(sampler)  # the only place for others is free
         assert await pair_set(sampler, run.id) == brute_force()
         states = sorted([(await sampler.get_run(one.id)).state for one in people])
@@ -62,11 +61,8 @@ async def test_a_sampler_without_a_queue_leaves_its_runs_to_those_that_have_it_a
         async with world.sampler(**queues) as sampler:
             run = await sampler.start_run(HYPOTHESES[:1], oracle="team", max_depth=0, **CONFIG)
 
-            async def is_known() -> bool:
-                return run.id in await waits(other)
-
-            await eventually(is_known)
-            assert "has no oracle or queue 'team'" in (await waits(other))[run.id]
+            waiting = await eventually(lambda: waits(other), is_so=lambda found: run.id in found)
+            assert "has no oracle or queue 'team'" in waiting[run.id]
         assert (await finish(other)).state == types_pb2.WORK_STATE_SUCCEEDED  # time enough to take the run, and room
         live = (types_pb2.WORK_STATE_PENDING, types_pb2.WORK_STATE_RUNNING)  # the first may end before it begins
         assert (await other.get_run(run.id)).state in live
@@ -77,7 +73,7 @@ async def test_a_sampler_without_a_queue_leaves_its_runs_to_those_that_have_it_a
             assert ended.state == types_pb2.WORK_STATE_SUCCEEDED
 
 
-async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
+async def test_a_look_for_runs_that_fails_is_not_the_last_one(client, monkeypatch: pytest.MonkeyPatch):
     active, failures = LifeCycles.active, 0
 
     async def broken(cycles: LifeCycles) -> list[str]:
@@ -88,8 +84,7 @@ async def test_a_look_for_runs_that_fails_is_not_the_last_one(world: SamplerWorl
         return await active(cycles)
 
     monkeypatch.setattr(LifeCycles, "active", broken)
-    async with world.sampler() as sampler:
-        run = await finish(sampler)
+    run = await finish(client)
     assert run.state == types_pb2.WORK_STATE_SUCCEEDED
     assert failures >= 4
 
@@ -132,10 +127,7 @@ async def test_a_task_is_read_when_it_is_queued_and_when_it_has_ended_not_for_wh
         monkeypatch.setattr(TaskStore, "read_many", reading)
         run = await sampler.start_run(roots, oracle="team", **CONFIG)
 
-        async def queued() -> bool:
-            return (await people.list_queues())[0].total.waiting == len(roots) + 1
-
-        await eventually(queued)
+        await eventually(people.list_queues, is_so=lambda queues: queues[0].total.waiting == len(roots) + 1)
         await asyncio.sleep(0.5)  # events are gathered for a tenth of it
         assert sorted(Counter(listed).values()) == [1] * len(roots)
         held = await take(people, "ann", run.id)
@@ -154,18 +146,14 @@ async def test_a_person_who_is_alone_answers_more_tasks_than_a_wave_has(world: S
 
 
 async def test_no_more_tasks_of_a_run_than_its_queue_allows_are_open_at_once(world: SamplerWorld):
-    async with world.sampler(queues={"team": {**QUEUE, "open_tasks": 3}}) as sampler:
-        people = aeenc.PeopleClient(sampler.channel)
+    async with staffed(world, open_tasks=3) as (people, sampler):
         run = await sampler.start_run(HYPOTHESES[:5], oracle="team", max_depth=0, **CONFIG)
 
-        async def listed(tasks: int) -> bool:
-            return len([task async for task in people.list_tasks(run.id)]) == tasks
-
-        await eventually(lambda: listed(3))
+        await eventually(lambda: tasks(people, run.id), is_so=lambda found: len(found) == 3)
         await people.submit(await take(people, "ann"), [])
-        await eventually(lambda: listed(4))
+        await eventually(lambda: tasks(people, run.id), is_so=lambda found: len(found) == 4)
         await asyncio.sleep(0.3)
-        assert await listed(4)
+        assert len(await tasks(people, run.id)) == 4
 
 
 @pytest.mark.parametrize("when", ["waits for a place", "is worked on"])
@@ -177,10 +165,7 @@ async def test_a_run_that_a_newer_release_rewrites_is_let_go_once(
         run = await sampler.start_run(HYPOTHESES[1:2], oracle="team", **CONFIG)
         expected = {first} if when == "waits for a place" else {first, run.id}
 
-        async def stands() -> bool:
-            return set(await waits(sampler)) == expected
-
-        await eventually(stands)
+        await eventually(lambda: waits(sampler), is_so=lambda found: set(found) == expected)
         await asyncio.sleep(0.2)  # the sampler has read a record that finds no place, too
         with structlog.testing.capture_logs() as logs:
             await redis.hset(keys.record(run.id), "format_version", 99)

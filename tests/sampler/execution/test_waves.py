@@ -55,35 +55,35 @@ async def test_a_tree_that_waits_for_its_answers_does_not_hold_up_others(
 
 @pytest.mark.parametrize("roots_s", [0.0, 0.3])
 async def test_a_budget_is_spent_on_the_hypotheses_first_and_what_grows_from_them_gets_the_rest(
-    world: SamplerWorld, roots_s: float
+    world: SamplerWorld, client, roots_s: float
 ):
     hypotheses = [(f"tree-{n}", f"hypothesis {n}") for n in range(40)]
     world.oracle.silent = frozenset(text for _, text in hypotheses[::2])  # others have grown before they answer
     world.oracle.silent_s = roots_s
-    async with world.sampler() as client:
-        run = await finish(client, hypotheses=hypotheses, k=3, max_judgements=40 * 3 + 10)
-        found = await pair_set(client, run.id)
+    run = await finish(client, hypotheses=hypotheses, k=3, max_judgements=40 * 3 + 10)
+    found = await pair_set(client, run.id)
     roots = brute_force(hypotheses, k=3, max_depth=0)
     assert (run.progress.trees, len(roots), len(found)) == (40, 40 * 3, 40 * 3 + 10)
     assert roots < found
 
 
 @pytest.mark.parametrize("conditioned", [False, True])
-@pytest.mark.parametrize(("k", "max_judgements"), [(12, 25), (4, 40), (6, 1_000)])
+@pytest.mark.parametrize(
+    ("k", "max_judgements", "max_nodes"), [(12, 25, 0), (4, 40, 0), (6, 1_000, 0), (6, 5, 4), (6, 60, 4), (6, 200, 4)]
+)
 async def test_a_budget_is_used_up_and_never_exceeded_however_slow_single_answers_are(
-    world: SamplerWorld, k: int, max_judgements: int, conditioned: bool
+    world: SamplerWorld, k: int, max_judgements: int, max_nodes: int, conditioned: bool
 ):
     world.oracle.silent = frozenset(f"fact {n}" for n in range(60) if n % 2)
     world.oracle.silent_s = 0.1
     async with world.sampler(wave_nodes=8, oracle={"batch_tasks": 1, "max_concurrency": 16}) as client:
-        run = await finish(client, k=k, max_judgements=max_judgements, conditioned=conditioned)
-        found = await pair_set(client, run.id)
+        limits = {"max_judgements": max_judgements, "max_nodes_per_tree": max_nodes}
+        run = await finish(client, k=k, conditioned=conditioned, **limits)
+        found, whole = await pair_set(client, run.id), brute_force(k=k, max_nodes=max_nodes or 10**9)
     assert run.state == types_pb2.WORK_STATE_SUCCEEDED
-    assert run.progress.judgements == len(world.oracle.asked) <= max_judgements
-    whole = brute_force(k=k)
-    if not conditioned:
-        assert found <= whole
-        assert len(found) == min(max_judgements, len(whole))
+    spent = min(max_judgements, len(whole))
+    assert spent <= run.progress.judgements == len(world.oracle.asked) == len(found) <= max_judgements
+    assert conditioned or (found <= whole and len(found) == spent)
 
 
 async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: SamplerWorld):
@@ -96,12 +96,11 @@ async def test_the_next_wave_is_retrieved_for_while_the_oracle_judges(world: Sam
     assert sorted(asked) == [[text for _, text in HYPOTHESES[n : n + 2]] for n in (0, 2, 4, 6)]
 
 
-async def test_premises_too_long_for_one_answer_are_retrieved_by_more_calls(world: SamplerWorld):
+async def test_premises_too_long_for_one_answer_are_retrieved_by_more_calls(world: SamplerWorld, client):
     world.index.most_texts = 1
-    async with world.sampler() as client:
-        run = await client.start_run(HYPOTHESES, **CONFIG)
-        assert (await asyncio.wait_for(client.wait(run.id), 30)).state == types_pb2.WORK_STATE_SUCCEEDED
-        assert await pair_set(client, run.id) == brute_force()
+    run = await client.start_run(HYPOTHESES, **CONFIG)
+    assert (await asyncio.wait_for(client.wait(run.id), 30)).state == types_pb2.WORK_STATE_SUCCEEDED
+    assert await pair_set(client, run.id) == brute_force()
 
 
 async def test_at_most_a_wave_of_nodes_is_in_work_and_trees_are_read_as_they_are_needed(world: SamplerWorld):
@@ -240,13 +239,12 @@ async def test_a_run_that_has_lost_its_oracle_fails_and_keeps_its_nodes(world: S
         assert await pair_set(client, run.id) == brute_force()
 
 
-async def test_a_start_with_too_many_bytes_is_refused(world: SamplerWorld, monkeypatch: pytest.MonkeyPatch):
+async def test_a_start_with_too_many_bytes_is_refused(client, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.sampler.convert.START_BYTES", 1 << 20)
-    async with world.sampler() as client:
-        hypotheses = ((str(n), "x" * 2000) for n in range(1000))
-        with pytest.raises(errors.TooLarge, match="1 MiB") as refused:
-            await client.start_run(hypotheses, **CONFIG)
-        assert [one.field for one in refused.value.violations] == ["hypotheses"]
+    hypotheses = ((str(n), "x" * 2000) for n in range(1000))
+    with pytest.raises(errors.TooLarge, match="1 MiB") as refused:
+        await client.start_run(hypotheses, **CONFIG)
+    assert [one.field for one in refused.value.violations] == ["hypotheses"]
 
 
 def test_the_world_has_what_these_tests_are_about():

@@ -14,18 +14,19 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
-from aeenc.transport import status
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from support.worlds.sampler_world import (
     HYPOTHESES,
     FakeOracle,
     SamplerWorld,
+    answered_by,
     brute_force,
     chance,
     explains,
     finish,
     is_leaf,
     pair_set,
+    refuse,
     serving,
 )
 
@@ -93,8 +94,7 @@ class Busy(FakeOracle):
     async def Judge(self, request: Any, context: Any) -> Any:
         self.called_at.append(asyncio.get_running_loop().time())
         if len(self.called_at) == 1:
-            busy = errors.Overloaded("later", retry_after_s=self.retry_after_s)
-            await context.abort(status.code_of(busy), "later", ((status.DETAILS_KEY, status.details_of(busy)),))
+            await refuse(context, errors.Overloaded("later", retry_after_s=self.retry_after_s))
         return await super().Judge(request, context)
 
 
@@ -124,12 +124,10 @@ class Careful(aeenc.Oracle):
 
 @pytest.mark.slow
 async def test_a_task_that_hangs_does_not_take_the_others_of_its_call_along(world: SamplerWorld):
-    server = await Careful("hypothesis 3").start()
-    settings = {"target": f"127.0.0.1:{server.port}", "timeout_s": 1.0, "max_attempts": 3, "breaker_failures": 50}
-    async with world.sampler(oracle=settings) as client:
+    settings = {"timeout_s": 1.0, "max_attempts": 3, "breaker_failures": 50}
+    async with answered_by(world, Careful("hypothesis 3"), **settings) as client:
         run = await finish(client)
         recorded = await pair_set(client, run.id, "+-?")
-    await server.stop(0)
     assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 1)
     assert recorded == brute_force([h for h in HYPOTHESES if h[1] != "hypothesis 3"])
 
@@ -168,12 +166,9 @@ class Noisy(Careful):
 @pytest.mark.slow
 async def test_of_all_that_goes_wrong_at_once_nothing_becomes_a_pair_and_the_run_finishes(world: SamplerWorld):
     oracle = Noisy()
-    server = await oracle.start()
-    settings = {"target": f"127.0.0.1:{server.port}", "timeout_s": 0.5, "patience_s": 60.0, "max_attempts": 6}
-    async with world.sampler(oracle=settings) as client:
+    async with answered_by(world, oracle, timeout_s=0.5, patience_s=60.0, max_attempts=6) as client:
         run = await finish(client)
         recorded, skipped = await pair_set(client, run.id), await pair_set(client, run.id, "?")
-    await server.stop(0)
     assert (run.state, run.progress.trees_done) == (SUCCEEDED, run.progress.trees)
     assert min(oracle.happened[what] for what in ("hang", "failure", "abstention", "contradiction")) > 0
     assert all(explains(query, premise) is (sign == "+") for query, premise, sign in recorded)

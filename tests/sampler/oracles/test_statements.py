@@ -8,7 +8,7 @@ from typing import Any
 import aeenc
 from aeenc.oracle import EXPLAINS, REFUSES, Answer, Task, Verdict
 from aeenc.oracles.remote import RemoteOracle
-from support.worlds.sampler_world import FACTS, SamplerWorld, finish
+from support.worlds.sampler_world import FACTS, SamplerWorld, answered_by, finish
 
 CONCLUSION = "what the model concludes on the way"
 ROOTS = [("tree-0", "hypothesis 0")]
@@ -38,16 +38,13 @@ class Talker(aeenc.Oracle):
 
 
 async def test_what_a_remote_oracle_says_of_a_node_stands_in_tree_pairs_and_export(world: SamplerWorld):
-    talker = Talker()
-    served = await talker.start("127.0.0.1:0")
-    passing = await RemoteOracle(f"127.0.0.1:{served.port}").start("127.0.0.1:0")
-    async with world.sampler(oracle={"target": f"127.0.0.1:{passing.port}"}) as sampler:
+    served = await Talker().start("127.0.0.1:0")
+    async with answered_by(world, RemoteOracle(f"127.0.0.1:{served.port}")) as sampler:
         run = await finish(sampler, hypotheses=ROOTS, max_depth=1)
         assert run.state.name == "SUCCEEDED", run.error
         tree = await aeenc.PeopleClient(sampler.channel).get_tree(run.id, "tree-0")
         pairs = [pair async for pair in sampler.list_pairs(run.id)]
         [exported] = [json.loads(record) async for _, record in sampler.export_trees(run.id)]
-    await passing.stop()
     await served.stop()
     root, node = tree.nodes
     first, second, extra, written = root.accepted
@@ -61,6 +58,7 @@ async def test_what_a_remote_oracle_says_of_a_node_stands_in_tree_pairs_and_expo
     assert (node.text, node.author) == (CONCLUSION, "talker")
     assert [one.node_verdict.name for one in node.answers] == ["NOT_EXPLAINABLE"]
     [added] = [pair for pair in pairs if pair.premise_id == extra.premise_id and pair.query == root.text]
+    assert {pair.provenance.note for pair in pairs if pair.query == root.text} == {"two ways"}
     origin = added.provenance
     assert (added.sign.name, origin.rank, bool(origin.node_id)) == ("POSITIVE", 0, True)
     assert (origin.annotator, origin.grade) == ("talker", 0.5)

@@ -20,7 +20,7 @@ from services.sampler.records.run_store import RunStore
 from services.store.life_cycles import LifeCycles
 from services.store.requests import Request, Requests
 from support.waiting import eventually, until
-from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, finish, serving, take
+from support.worlds.sampler_world import QUEUE, FakeRegistry, SamplerWorld, finish, serving, staffed, take
 
 # What belongs to no run: the newest number, the pace of a queue, the events of all queues, and what is known for a day.
 NOT_OF_A_RUN = {"runs:number", "queue:team:pace", "task-events"}
@@ -38,9 +38,14 @@ async def _unavailable() -> None:
     raise errors.Unavailable("the registry is away")
 
 
+async def kept(client: aeenc.SamplerClient) -> list[str]:
+    """The runs that there are, by id."""
+    return sorted([run.id async for run in client.list_runs()])
+
+
 async def gone(client: aeenc.SamplerClient, run_id: str) -> None:
     """Checks that no call knows the run."""
-    assert run_id not in {run.id async for run in client.list_runs()}
+    assert run_id not in await kept(client)
     for call in (client.get_run(run_id), client.resume(run_id), client.wait(run_id), anext(client.list_pairs(run_id))):
         with pytest.raises(errors.NotFound):
             await call
@@ -68,8 +73,7 @@ async def test_nothing_is_left_of_a_deleted_run_and_its_idempotency_key_starts_a
 async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_people_did(
     world: SamplerWorld, redis: Any, keys: RunKeys
 ) -> None:
-    async with world.sampler(queues={"team": {**QUEUE, "overlap": 2}}) as client:
-        people = aeenc.PeopleClient(client.channel)
+    async with staffed(world, overlap=2) as (people, client):
         run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team", k=4)
         await take(people, "ann", run.id)
         lease = await take(people, "ben", run.id)
@@ -87,7 +91,7 @@ async def test_a_live_run_is_not_deleted_and_a_cancelled_one_is_with_all_that_pe
 
 
 async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothing_behind(
-    world: SamplerWorld, redis: Any, keys: RunKeys
+    world: SamplerWorld, client, redis: Any, keys: RunKeys
 ) -> None:
     runs, queue = RunStore(redis, keys), TaskStore(redis, keys)
 
@@ -97,58 +101,55 @@ async def test_a_sampler_that_was_paused_while_its_run_was_deleted_leaves_nothin
         suspected = [await runs.suspect(run_id, ["0-0"]) for _ in range(2)]
         return suspected[1], await runs.reserve("o", 10, run_id, [("0-0:0", 6)]), await queue.task_ids(run_id, 0, 2)
 
-    async with world.sampler() as client:
-        run = await finish(client)
-        assert await writes(run.id) == (True, [True], ["task"])
-        await client.delete(run.id)
-        before = await left(redis, world)
-        assert await writes(run.id) == (False, [False], [])
-        await queue.qualify(run.id, "team", "ann", passed=False)
-        assert await left(redis, world) == before == {key for key in before if key.startswith("oracle:")}
+    run = await finish(client)
+    assert await writes(run.id) == (True, [True], ["task"])
+    await client.delete(run.id)
+    before = await left(redis, world)
+    assert await writes(run.id) == (False, [False], [])
+    await queue.qualify(run.id, "team", "ann", passed=False)
+    assert await left(redis, world) == before == {key for key in before if key.startswith("oracle:")}
 
 
 async def test_an_import_that_never_came_leaves_nothing_and_an_import_is_known_for_good(
-    world: SamplerWorld, redis: Any, monkeypatch: pytest.MonkeyPatch
+    world: SamplerWorld, client, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def dies(*_: Any, **__: Any) -> None:
         raise RuntimeError("killed")
 
     key = Requests(redis, world.settings["namespace"]).key(Request("i1", "ImportPairs", {}))
-    async with world.sampler() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(RunStore, "create", dies)
-            with pytest.raises(errors.AeencError):
-                await client.import_pairs("science", [ONE], request_id="i1")
-        assert await left(redis, world) == set()
-        first = await client.import_pairs("science", [ONE], request_id="i1")
-        assert await redis.ttl(key) == -1
-        assert await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i1") == first
-        other = await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i2")
-        assert (await client.get_run(first.run_id)).progress.positives == 2
-        third = await client.import_pairs("science", [ONE], request_id="i3")
-        with pytest.raises(errors.AlreadyExists, match=f"'i2' was used with run_id '{other.run_id}', now with"):
-            await client.import_pairs("science", [ONE], run_id=third.run_id, request_id="i2")
-        await client.delete(third.run_id)
-        assert (await client.import_pairs("science", [ONE], request_id="i1")).run_id == first.run_id
-        await client.delete(first.run_id)
-        assert await left(redis, world) == set()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "create", dies)
+        with pytest.raises(errors.AeencError):
+            await client.import_pairs("science", [ONE], request_id="i1")
+    assert await left(redis, world) == set()
+    first = await client.import_pairs("science", [ONE], request_id="i1")
+    assert await redis.ttl(key) == -1
+    assert await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i1") == first
+    other = await client.import_pairs("science", [ONE], run_id=first.run_id, request_id="i2")
+    assert (await client.get_run(first.run_id)).progress.positives == 2
+    third = await client.import_pairs("science", [ONE], request_id="i3")
+    with pytest.raises(errors.AlreadyExists, match=f"'i2' was used with run_id '{other.run_id}', now with"):
+        await client.import_pairs("science", [ONE], run_id=third.run_id, request_id="i2")
+    await client.delete(third.run_id)
+    assert (await client.import_pairs("science", [ONE], request_id="i1")).run_id == first.run_id
+    await client.delete(first.run_id)
+    assert await left(redis, world) == set()
 
 
 async def test_an_import_that_was_deleted_can_be_made_again_under_its_request_id(
-    world: SamplerWorld, redis: Any
+    world: SamplerWorld, client, redis: Any
 ) -> None:
-    async with world.sampler() as client:
-        first = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
-        other = await client.import_pairs("science", [ONE], request_id="i2")
-        await client.delete(first.run_id)
-        assert not {key for key in await left(redis, world) if first.run_id in key}
-        second = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
-        assert second.run_id != first.run_id
-        assert (second.added, (await client.get_run(second.run_id)).progress.positives) == (1500, 1500)
-        assert await client.import_pairs("science", [ONE], request_id="i2") == other
-        for run_id in (second.run_id, other.run_id):
-            await client.delete(run_id)
-        assert await left(redis, world) == set()
+    first = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
+    other = await client.import_pairs("science", [ONE], request_id="i2")
+    await client.delete(first.run_id)
+    assert not {key for key in await left(redis, world) if first.run_id in key}
+    second = await client.import_pairs("science", [ONE] * 1500, request_id="i1")
+    assert second.run_id != first.run_id
+    assert (second.added, (await client.get_run(second.run_id)).progress.positives) == (1500, 1500)
+    assert await client.import_pairs("science", [ONE], request_id="i2") == other
+    for run_id in (second.run_id, other.run_id):
+        await client.delete(run_id)
+    assert await left(redis, world) == set()
 
 
 async def test_a_deletion_that_a_kill_interrupts_is_seen_whole_and_carried_on_at_the_next_start(
@@ -174,11 +175,7 @@ async def test_a_deletion_that_a_kill_interrupts_is_seen_whole_and_carried_on_at
         assert await left(redis, world)
     async with world.sampler() as client:
         await client.delete(run.id, request_id="d1")
-
-        async def nothing_left() -> bool:
-            return not await left(redis, world)
-
-        await eventually(nothing_left)
+        await eventually(lambda: left(redis, world), is_so=lambda keys: not keys)
 
 
 async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_run_says_it_before(
@@ -190,9 +187,6 @@ async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_
     for age_s, run in zip((5000, 40, 30, 20), runs, strict=True):
         seconds, _ = await redis.time()
         await redis.hset(keys.record(run.id), "ended_s", seconds - age_s)
-
-    async def kept(client: aeenc.SamplerClient) -> list[str]:
-        return sorted([run.id async for run in client.list_runs()])
 
     monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     with monkeypatch.context() as patch:
@@ -216,24 +210,22 @@ async def test_what_the_settings_no_longer_keep_goes_at_the_next_look_and_a_dry_
             await redis.hset(answer, "garbage", json.dumps(rows))
             assert [one.id for one in await client.collect_garbage(request_id="g2")] == [runs[0].id, runs[1].id]
     async with world.sampler(runs_kept=1) as client:
-
-        async def only_the_last() -> bool:
-            return await kept(client) == [runs[3].id]
-
-        await eventually(only_the_last)
+        await eventually(lambda: kept(client), is_so=[runs[3].id].__eq__)
 
 
-async def test_the_label_of_a_deleted_run_goes_too(world: SamplerWorld) -> None:
+async def test_a_run_holds_its_version_by_a_label_while_it_lives_and_none_once_it_is_deleted(
+    world: SamplerWorld,
+) -> None:
     registry = FakeRegistry()
     async with (
         serving(registry_pb2_grpc.add_RegistryAdminServiceServicer_to_server, registry) as port,
         world.sampler(trainer_target=f"127.0.0.1:{port}") as client,
     ):
         run = await finish(client)
-        await until(lambda: registry.moves[-1:] == [(f"run-{run.id}", "")])
-        registry.moves.clear()
+        name = f"run-{run.id}"
+        await until(lambda: registry.moves == [(name, "version-1"), (name, "")])
         await client.delete(run.id)
-        assert registry.moves == [(f"run-{run.id}", "")]
+        assert registry.moves[2:] == [(name, "")]
 
 
 async def test_a_label_that_its_run_could_not_drop_goes_at_a_later_look_and_those_of_others_stay(
@@ -272,11 +264,7 @@ async def test_a_damaged_run_keeps_no_other_from_being_removed_and_is_removed_by
             assert await client.collect_garbage(request_id="g1") == []
     monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     async with world.sampler(runs_kept=1) as client:
-
-        async def only_the_last() -> bool:
-            return {run.id async for run in client.list_runs()} - {damaged} == {new}
-
-        await eventually(only_the_last)
+        await eventually(lambda: kept(client), is_so=lambda ids: {*ids} - {damaged} == {new})
         with pytest.raises(errors.DataLoss, match=f"run {damaged} .*restore it from a backup"):
             await client.get_run(damaged)
         await redis.hset(keys.record(damaged), "trees", "damaged")
@@ -310,23 +298,3 @@ async def test_a_run_whose_deletion_is_stuck_keeps_neither_others_nor_old_runs_f
     async with world.sampler(runs_kept=1):
         await until(lambda: len(cleared) >= 2)
     assert second in cleared
-
-
-async def test_of_a_long_runs_events_the_last_are_kept_and_a_late_watcher_begins_there(
-    world: SamplerWorld, redis: Any, keys: RunKeys
-) -> None:
-    async with world.sampler(queues={"team": QUEUE}) as client:
-        run = await client.start_run([("t", "hypothesis 1")], corpus="science", oracle="team")
-        async for seq, seen in client.watch(run.id):  # noqa: B007
-            if seen.state == types_pb2.WORK_STATE_RUNNING:
-                break
-        [(_, event)] = await redis.xrevrange(keys.events(run.id), count=1)
-        pipe = redis.pipeline(transaction=False)
-        for more in range(seq + 1, seq + 10_500):
-            pipe.xadd(keys.events(run.id), event, id=f"{more}-0")
-        pipe.hincrby(keys.record(run.id), "event_seq", 10_499)
-        await pipe.execute()
-        await client.cancel(run.id)
-        first, _ = await anext(client.watch(run.id, from_seq=2))
-        last = seq + 10_500
-        assert 10_000 <= last - first + 1 <= 10_200
