@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from aeenc import errors
+from aeenc import AsyncClient, IndexClient, SamplerClient, errors
 from aeenc.cli.main import app
-from aeenc.transport import status
 from aeenc.v1 import (
     encoder_pb2,
     encoder_pb2_grpc,
@@ -33,7 +32,7 @@ from services.store.artifacts import ArtifactStore
 from support.small_trees import record, write_small_trees
 from support.waiting import until
 from support.worlds.index_world import DIM, SPACE, VERSION, HashedEncoder
-from support.worlds.sampler_world import SamplerWorld, serving, small_world
+from support.worlds.sampler_world import SamplerWorld, refuse, serving, small_world
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,30 @@ class Ended:
         return json.loads(self.stderr.splitlines()[-1])["error"]
 
 
-Aeenc = Callable[..., Awaitable[Ended]]
+class Aeenc:
+    """`await aeenc("retrieve", …)` as people do it, `await aeenc.json("retrieve", …)` as programs do."""
 
-
-@pytest.fixture
-def aeenc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aeenc:
-    """`await aeenc("retrieve", …)` in an empty directory, without any AEENC_ variable."""
-    for name in [name for name in os.environ if name.startswith("AEENC_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
-
-    async def run(*words: object, typed: str = "") -> Ended:
+    async def __call__(self, *words: object, typed: str = "") -> Ended:
         result = await asyncio.to_thread(CliRunner().invoke, app, [str(word) for word in words], typed)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Ended(result.exit_code, result.stdout, result.stderr)
 
-    return run
+    async def json(self, *words: object, typed: str = "") -> Any:
+        """The answer of a command that succeeds."""
+        ended = await self("--json", *words, typed=typed)
+        assert ended.code == 0, ended.stderr
+        return ended.json
+
+
+@pytest.fixture
+def aeenc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aeenc:
+    """Commands in an empty directory, without any AEENC_ variable but those of the services that a test starts."""
+    for name in [name for name in os.environ if name.startswith("AEENC_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return Aeenc()
 
 
 class Encoder(HashedEncoder):
@@ -110,8 +115,7 @@ class Trainer(
     async def _hear(self, request: Any, context: Any) -> None:
         self.asked.append(request)
         if self.failure is not None:
-            details = ((status.DETAILS_KEY, status.details_of(self.failure)),)
-            await context.abort(status.code_of(self.failure), self.failure.message, details)
+            await refuse(context, self.failure)
 
     async def StartJob(self, request: Any, context: Any) -> Any:
         await self._hear(request, context)
@@ -184,17 +188,17 @@ class Trainer(
 
 @dataclass(frozen=True)
 class Fleet:
-    """Running services: `options` are the global options that lead to them."""
+    """Running services, and the addresses of two."""
 
     encoder: Encoder
     trainer: Trainer
+    encoder_target: str
     index: str
-    options: tuple[str, ...]
 
 
 @pytest.fixture
-async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
-    """An index over an empty store, its encoder, and a scripted trainer."""
+async def fleet(aeenc: Aeenc, artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+    """An index over an empty store, its encoder, and a scripted trainer, which commands find."""
 
     def both(servicer: Any, server: Any) -> None:
         trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
@@ -215,9 +219,16 @@ async def fleet(artifact_store: ArtifactStore) -> AsyncIterator[Fleet]:
         )
         await stack.enter_async_context(server)
         await until(lambda: server.readiness.answers)
-        index = f"127.0.0.1:{server.port}"
-        options = ("--encoder", f"127.0.0.1:{encoder_port}", "--index", index)
-        yield Fleet(encoder, trainer, index, (*options, "--trainer", f"127.0.0.1:{trainer_port}"))
+        for name, port in {"ENCODER": encoder_port, "INDEX": server.port, "TRAINER": trainer_port}.items():
+            monkeypatch.setenv(f"AEENC_{name}", f"127.0.0.1:{port}")
+        yield Fleet(encoder, trainer, f"127.0.0.1:{encoder_port}", f"127.0.0.1:{server.port}")
+
+
+@pytest.fixture
+async def index(fleet: Fleet) -> AsyncIterator[IndexClient]:
+    """A client of the fleet's index."""
+    async with AsyncClient(index=fleet.index) as client:
+        yield client.index
 
 
 @pytest.fixture
@@ -226,6 +237,14 @@ async def world(redis_url: str, namespace: str) -> AsyncIterator[SamplerWorld]:
     with capture_logs():
         async with small_world(redis_url, namespace) as made:
             yield made
+
+
+@pytest.fixture
+async def sampler(aeenc: Aeenc, world: SamplerWorld, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SamplerClient]:
+    """A client of a sampler in that world, which commands find."""
+    async with world.sampler() as made:
+        monkeypatch.setenv("AEENC_SAMPLER", made.channel.target)
+        yield made
 
 
 @pytest.fixture

@@ -43,10 +43,10 @@ def nobody():
 )
 async def test_a_services_error_becomes_its_exit_code_and_one_line(aeenc, fleet, failure, code):
     fleet.trainer.failure = failure
-    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1")
+    ended = await aeenc("train", "science", "--run", "r1")
     assert (ended.code, ended.stdout) == (code, "")
     assert ended.stderr == f"error: {failure.message}\n"
-    ended = await aeenc(*fleet.options, "--json", "train", "science", "--run", "r1")
+    ended = await aeenc("--json", "train", "science", "--run", "r1")
     assert (ended.code, ended.stdout) == (code, "")
     assert ended.error == {"status": failure.code, "message": failure.message}
 
@@ -57,22 +57,16 @@ async def test_a_service_that_is_away_or_busy_is_exit_code_3(aeenc, fleet, nobod
     assert nobody in ended.stderr
     assert exit_code_of(errors.DeadlineExceeded("late")) == 3
     fleet.trainer.failure = errors.Overloaded("busy", retry_after_s=60)
-    assert (await aeenc(*fleet.options, "--timeout", 0.3, "train", "science", "--run", "r")).code == 3
+    assert (await aeenc("--timeout", 0.3, "train", "science", "--run", "r")).code == 3
 
 
 async def test_another_service_at_the_address_is_wrong_use(aeenc, fleet):
-    encoder = fleet.options[1]
+    encoder = fleet.encoder_target
     ended = await aeenc("--index", encoder, "retrieve", "science", "ice")
     assert (ended.code, ended.stdout) == (2, "")
     assert f"{encoder} answers, but has no aeenc.v1.IndexService/Retrieve" in ended.stderr
     assert "--index or AEENC_INDEX" in ended.stderr
     assert "(request" not in ended.stderr  # no log has it
-
-
-async def test_a_malformed_address_is_wrong_use(aeenc):
-    ended = await aeenc("--index", "50099", "retrieve", "science", "ice")
-    assert (ended.code, ended.stdout) == (2, "")
-    assert "'50099' is not an address; give HOST:PORT" in ended.stderr
 
 
 async def test_publishing_at_an_absent_registry_does_not_wait_for_the_rollout(aeenc, nobody):
@@ -88,6 +82,8 @@ def test_every_class_of_error_has_an_exit_code():
 
 COLUMNS = (("--format", "csv"), ("--id-column", "number"), ("--text-column", "body"))
 BUILD, ONE_SOURCE = ("corpus", "build", "science"), "give either --data DIR or --facts FILE"
+TASK3 = ("export", "task3", "science", "--data", "{trees}", "--to", "x")
+SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 WRONG_USE = (
     ((), "Missing command"),
     (("nonsense",), "No such command 'nonsense'"),
@@ -111,17 +107,43 @@ WRONG_USE = (
         for option in COLUMNS
     ),
     (("sample", "science", "--data", "no-such-folder"), "no-such-folder"),
+    (("sample", "science", "--data", "{trees}", "--oracle", "fake", "--split", "test"), "'test'"),
     (("train", "science", "--run", "r", "--loss", "hinge"), "'hinge'"),
+    (("publish", "q1", "--label", "canary", "--share", "2"), "'--share'"),
     (("loop", "science", "--data", "{trees}", "--collect", "nothing"), "'nothing'"),
     (("loop", "science", "--data", "{trees}", "--batching", "nothing"), "'nothing'"),
     (("oracle", "gold", "--trees", "{trees}", "--split", "nothing"), "it has train, dev"),
     (("tasks", "r", "--state", "nosuch"), "'--state': 'nosuch' is not one of 'waiting'"),
+    (("--tls", "--index", "unix:/run/a.sock", "retrieve", "science", "ice"), "tls: is on, and unix:"),
+    (("tune-retrieval", "{tmp}"), "aeenc export folds"),
+    (("tune-retrieval", str(SAMPLE)), f"{SAMPLE} has no folds, which are directories with"),
+    (("evaluate", "--data", "{trees}", "--conditioned", "--run", "x"), "--conditioned"),
+    (("evaluate", "--data", "{trees}", "--lexical-weight", "0.5"), "add --mode hybrid"),  # it is not ignored
+    (("evaluate", "--data", f"{SAMPLE}/textgraphs", "--by", "depth"), "needs trees"),
+    (("evaluate", "--data", "{trees}", "--features", '{{"rank": 1}}'), "--features"),
+    *(
+        (("evaluate", "--data", "{trees}", "--mode", "hybrid", "--features", text), "--features")
+        for text in ("words", "[1]", '{{"rank": "1"}}', '{{"rank": ' + "[" * 100_000, '{{"rank": 1, "rank": 2}}')
+    ),
+    ((*TASK3, "--label", "a", "--version", "b"), "give one"),
+    ((*TASK3, "--features", "{{}}", "--mode", "lexical"), "--mode hybrid"),
+    ((*TASK3, "--split", "none"), "no split 'none'"),
+    (("oracle", "composite", "--trees", "{trees}"), "at least two"),
+    (("oracle", "model", "{tmp}/empty"), "config.json"),
+    *((("oracle", "gold", "--trees", "{trees}", one, "{tmp}/latin"), "cert and key") for one in ("--cert", "--key")),
+    (("oracle", "gold", "--trees", "{trees}", "--cert", "{tmp}/latin", "--key", "{tmp}/latin"), "cannot be used"),
+    (
+        ("oracle", "llm", "--base-url", "http://x", "--model", "m", "--template", "{tmp}/latin"),
+        "latin:1: byte 2 is not UTF-8",
+    ),
 )
 
 
 async def test_wrong_use_is_exit_code_2_and_one_object_for_a_program(aeenc, fleet, trees, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "latin").write_bytes("né".encode("latin-1"))
     for given, said in WRONG_USE:
-        words = (*fleet.options, *(word.format(tmp=tmp_path, trees=trees) for word in given))
+        words = [word.format(tmp=tmp_path, trees=trees) for word in given]
         ended = await aeenc(*words)
         assert (ended.code, ended.stdout, "Traceback" in ended.stderr) == (2, "", False), given
         assert ended.stderr, given
@@ -141,7 +163,7 @@ async def test_wrong_use_is_exit_code_2_and_one_object_for_a_program(aeenc, flee
     ],
 )
 async def test_what_the_system_refuses_is_said_in_one_line(aeenc, fleet, trees, words, code, said):
-    ended = await aeenc(*fleet.options, *(word.format(trees=trees) for word in words))
+    ended = await aeenc(*(word.format(trees=trees) for word in words))
     assert ended.code == code, ended.stderr
     [line] = ended.stderr.splitlines()[-1:]
     assert line.startswith("error: ")

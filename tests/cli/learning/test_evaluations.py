@@ -2,14 +2,13 @@
 
 import json
 import shutil
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import ir_measures
 import pytest
 from ir_measures import AP
 
-from aeenc import Channel, Client, IndexClient, errors, values
+from aeenc import Client, errors, values
 from aeenc.blocking import BlockingTrainerClient
 from aeenc.cli.corpus import corpus_name
 from aeenc.cli.learning.loop import rounds_table
@@ -38,7 +37,7 @@ def report(**fields):
 
 async def test_the_trainer_gets_queries_training_queries_and_trees(aeenc, fleet, trees):
     fleet.trainer.report = report()
-    words = (*fleet.options, "evaluate", "--data", trees, "--keep")
+    words = ("evaluate", "--data", trees, "--keep")
     ended = await aeenc(*words, "--json", "--label", "canary")
     assert (ended.code, ended.stderr) == (0, "")
     [asked] = fleet.trainer.asked
@@ -67,27 +66,25 @@ async def test_an_encoder_is_compared_with_the_one_before(aeenc, fleet, trees):
         report(ranks=[types_pb2.GoldRanks(strict=[0]), *[types_pb2.GoldRanks(strict=[9])] * 19], model_version="q8"),
         report(ranks=[types_pb2.GoldRanks(strict=[1]), *ranks[1:]]),
     ]
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--against", "previous")
-    told = ended.json["against"]
+    ended = await aeenc.json("evaluate", "--data", trees, "--against", "previous")
+    told = ended["against"]
     assert (told["version"], told["queries"], told["outcome"]) == ("q8", 20, "better")
     assert told["version_map"] == pytest.approx(19 / 9 / 20)
     other, own = fleet.trainer.asked
     assert (other.config.model.label, other.config.ranks, own.config.ranks) == ("previous", True, True)
     fleet.trainer.reports = [report(ranks=ranks, model_version="q8"), report(ranks=ranks)]
-    shown = (await aeenc(*fleet.options, "evaluate", "--data", trees, "--against", "previous")).stdout
+    shown = (await aeenc("evaluate", "--data", trees, "--against", "previous")).stdout
     assert "against q8, MAP 0.625: no difference shown (+.000, p 1.000)" in shown
 
 
-async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, tmp_path):
+async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, index, tmp_path):
     recall = types_pb2.GradeRecall(grade=6, pairs=2, recall_at_10=0.125, recall_at_200=1)
     graded = types_pb2.GradedMetrics(ndcg_linear=0.375, oracle_ndcg_exponential=0.875, recalls=[recall])
     fleet.trainer.report = report(graded=graded)
-    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--keep")
-    assert built.code == 0, built.stderr
-    fleet.trainer.report = report(graded=graded, generation=await active(fleet, built.json["corpus"]))
+    built = await aeenc.json("evaluate", "--data", RATED, "--keep")
+    fleet.trainer.report = report(graded=graded, generation=await active(index, built["corpus"]))
     qrels = tmp_path / "qrels"
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--qrels", qrels)
-    assert ended.code == 0, ended.stderr
+    ended = await aeenc.json("evaluate", "--data", RATED, "--qrels", qrels)
     asked = fleet.trainer.asked[-1]
     dataset = load_data(RATED)
     told = {one.text: dict(zip(one.premises, one.grades, strict=True)) for one in asked.queries}
@@ -97,9 +94,9 @@ async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, tmp_pat
     assert read_grades(qrels) == {
         name: {ids[fact]: grade for fact, grade in told[text].items()} for name, text in dataset.hypotheses("dev")
     }
-    assert ended.json["graded"]["NDCG linear"] == 0.375
-    assert ended.json["graded"]["recall_by_grade"]["6"]["10"] == 0.125
-    shown = (await aeenc(*fleet.options, "evaluate", "--data", RATED)).stdout
+    assert ended["graded"]["NDCG linear"] == 0.375
+    assert ended["graded"]["recall_by_grade"]["6"]["10"] == 0.125
+    shown = (await aeenc("evaluate", "--data", RATED)).stdout
     for words in ("by grades", "oracle NDCG@200 exponential", "0.875", "recall of grade", "0.1250"):
         assert words in shown
 
@@ -108,46 +105,32 @@ async def test_a_mode_is_asked_for_as_it_was_given(aeenc, fleet, trees):
     fleet.trainer.report = report(paper=None)
     words = ("--mode", "hybrid", "--lexical-weight", 0.25, "--prior", 0.5, "--rerank", 30, "--protocol", "strict")
     words += ("--negative-feedback", 0.125, "--rerank-weight", 0.375)
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--no-trees", *words)
-    assert ended.code == 0, ended.stderr
+    told = await aeenc.json("evaluate", "--data", trees, "--no-trees", *words)
     config = fleet.trainer.asked[0].config
     assert (config.retrieval.mode, config.retrieval.rerank) == (index_pb2.RETRIEVE_MODE_HYBRID, 30)
     assert (config.retrieval.fusion.lexical_weight, config.retrieval.prior) == (0.25, 0.5)
     assert (config.retrieval.negative_feedback, config.retrieval.rerank_weight) == (0.125, 0.375)
     assert (config.strict_only, len(fleet.trainer.asked[0].trees)) == (True, 0)
-    assert "paper" not in ended.json
-    await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned")
+    assert "paper" not in told
+    await aeenc("evaluate", "--data", trees, "--conditioned")
     asked = fleet.trainer.asked[-1]
     assert (asked.config.conditioned, len(asked.trees)) == (True, 0)
-    refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--conditioned", "--run", "x")
-    assert (refused.code, "--conditioned" in refused.stderr) == (2, True)
-    refused = await aeenc(*fleet.options, "evaluate", "--data", trees, "--lexical-weight", 0.5)
-    assert (refused.code, "add --mode hybrid" in refused.stderr) == (2, True), "a weight without a mode is not ignored"
 
 
-@asynccontextmanager
-async def index_of(fleet):
-    channel = Channel(fleet.index, timeout_s=20)
-    yield IndexClient(channel)
-    await channel.close()
-
-
-async def active(fleet, corpus: str) -> str:
+async def active(index, corpus: str) -> str:
     """The generation of a corpus that is searched."""
-    async with index_of(fleet) as index:
-        return {one.corpus: one.active.id async for one in index.list_corpora()}[corpus]
+    return {one.corpus: one.active.id async for one in index.list_corpora()}[corpus]
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical"])
-async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, trees, mode, tmp_path):
+async def test_runs_and_qrels_are_what_other_tools_read(aeenc, fleet, index, trees, mode, tmp_path):
     fleet.trainer.report = report()
-    built = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--keep")
-    generation = await active(fleet, built.json["corpus"])
+    built = await aeenc.json("evaluate", "--data", trees, "--keep")
+    generation = await active(index, built["corpus"])
     fleet.trainer.report = report(model_version="q0" if mode == "dense" else "", generation=generation)
     fleet.trainer.asked.clear()
     files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
-    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--split", "train", "--mode", mode, *files)
-    assert ended.code == 0, ended.stderr
+    await aeenc.json("evaluate", "--data", trees, "--split", "train", "--mode", mode, *files)
     assert not fleet.trainer.asked[0].training, "train is not split by train"
     dataset = Dataset.load(trees)
     ids = {candidate.text: candidate.id for candidate in dataset.candidates()}
@@ -164,11 +147,10 @@ async def test_qrels_have_the_ids_of_a_corpus_that_has_its_own(aeenc, fleet, tre
     texts = [candidate.text for candidate in Dataset.load(trees).candidates()]
     facts = tmp_path / "facts.jsonl"
     facts.write_text("".join(json.dumps({"id": f"mine-{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
-    built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", facts)
-    fleet.trainer.report = report(generation=built.json["generation"])
+    built = await aeenc.json("corpus", "build", "mine", "--facts", facts)
+    fleet.trainer.report = report(generation=built["generation"])
     files = ("--run", tmp_path / "run", "--qrels", tmp_path / "qrels")
-    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--corpus", "mine", *files)
-    assert ended.code == 0, ended.stderr
+    await aeenc.json("evaluate", "--data", trees, "--corpus", "mine", *files)
     [gold] = read_grades(tmp_path / "qrels").values()
     assert gold == {f"mine-{texts.index('ice is light')}": 1.0}
     assert set(gold) <= set(read_run(tmp_path / "run")[query_id("ice floats")])
@@ -178,29 +160,27 @@ async def test_figures_are_told_and_what_keeps_their_qrels_or_run_from_being_wri
     aeenc, fleet, trees, tmp_path
 ):
     (tmp_path / "facts.jsonl").write_text(json.dumps({"id": "mine", "text": "ice is cold"}) + "\n")
-    built = await aeenc(*fleet.options, "--json", "corpus", "build", "mine", "--facts", tmp_path / "facts.jsonl")
-    fleet.trainer.report = report(generation=built.json["generation"])
+    built = await aeenc.json("corpus", "build", "mine", "--facts", tmp_path / "facts.jsonl")
+    fleet.trainer.report = report(generation=built["generation"])
     told = "gold premise 'ice is light' is not in generation"
     for option, to, code, message in (("--qrels", tmp_path / "qrels", 4, told), ("--run", "/proc/none", 2, "/proc")):
-        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--corpus", "mine", option, to)
+        ended = await aeenc("--json", "evaluate", "--data", trees, "--corpus", "mine", option, to)
         assert (ended.code, message in ended.error["message"]) == (code, True), ended
-        assert ended.json["generation"] == built.json["generation"], "what was measured is told in any case"
+        assert ended.json["generation"] == built["generation"], "what was measured is told in any case"
     assert not (tmp_path / "qrels").exists()
 
 
 async def test_a_run_is_of_the_generation_that_was_measured_although_another_is_searched_by_now(
-    aeenc, fleet, trees, tmp_path
+    aeenc, fleet, index, trees, tmp_path
 ):
     fleet.trainer.report = report()
-    corpus = (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--keep")).json["corpus"]
-    measured = await active(fleet, corpus)
+    corpus = (await aeenc.json("evaluate", "--data", trees, "--keep"))["corpus"]
+    measured = await active(index, corpus)
     gone = {one.text: one.id for one in Dataset.load(trees).candidates()}["ice is light"]
-    async with index_of(fleet) as index:
-        await index.build(corpus, [], base_generation=measured, delete_ids=[gone])
-    assert await active(fleet, corpus) != measured
+    await index.build(corpus, [], base_generation=measured, delete_ids=[gone])
+    assert await active(index, corpus) != measured
     fleet.trainer.report = report(generation=measured)
-    ended = await aeenc(*fleet.options, "evaluate", "--data", trees, "--run", tmp_path / "run")
-    assert ended.code == 0, ended.stderr
+    await aeenc.json("evaluate", "--data", trees, "--run", tmp_path / "run")
     assert gone in read_run(tmp_path / "run")[query_id("ice floats")]
 
 
@@ -208,7 +188,7 @@ async def test_a_directory_with_one_split_and_no_facts_is_enough(aeenc, fleet, t
     fleet.trainer.report = report()
     (trees / "dataset" / "task_1" / "train.jsonl").unlink()
     shutil.move(trees / "dataset" / "task_1" / "dev.jsonl", trees / "dataset" / "task_1" / "test.jsonl")
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--split", "test")
+    ended = await aeenc("--json", "evaluate", "--data", trees, "--split", "test")
     assert (ended.code, ended.json["split"]) == (0, "test")
     assert not fleet.trainer.asked[0].training
 
@@ -216,21 +196,18 @@ async def test_a_directory_with_one_split_and_no_facts_is_enough(aeenc, fleet, t
 async def test_a_prior_learns_from_train_on_a_corpus_of_the_commands_own(aeenc, fleet, trees):
     fleet.trainer.report = report()
     words = ("evaluate", "--data", trees, "--mode", "lexical", "--prior", 0.5, "--keep")
-    ended = await aeenc(*fleet.options, "--json", *words)
-    assert ended.code == 0, ended.stderr
-    found = await aeenc(*fleet.options, "--json", "retrieve", ended.json["corpus"], "nails move", "--prior", 1, "-k", 3)
-    assert found.code == 0, found.stderr
-    assert "forces move things" in [hit["text"] for hit in found.json["results"][0]["premises"]]
+    told = await aeenc.json(*words)
+    found = await aeenc.json("retrieve", told["corpus"], "nails move", "--prior", 1, "-k", 3)
+    assert "forces move things" in [hit["text"] for hit in found["results"][0]["premises"]]
 
 
-async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_anything_is_built(aeenc, fleet, trees):
+async def test_a_prior_without_the_split_that_it_learns_from_is_refused_before_anything_is_built(aeenc, index, trees):
     (trees / "dataset" / "task_1" / "train.jsonl").unlink()
     words = ("--mode", "lexical", "--prior", 0.5, "--keep")
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, *words)
+    ended = await aeenc("--json", "evaluate", "--data", trees, *words)
     assert (ended.code, ended.error["status"]) == (2, "INVALID_ARGUMENT")
     assert "(it has dev); add that split, name a corpus that has explanations by --corpus" in ended.error["message"]
-    async with index_of(fleet) as index:
-        assert not [one async for one in index.list_corpora()]
+    assert not [one async for one in index.list_corpora()]
 
 
 def test_rounds_are_a_table():
@@ -254,34 +231,32 @@ def test_two_reports_are_compared_metric_by_metric():
     assert [str(next(iter(column.cells))) for column in made.columns][:4] == ["MAP", "0.500", "0.625", "+0.125"]
 
 
-async def test_an_evaluation_deletes_what_was_built_for_it_unless_it_is_to_be_kept(aeenc, fleet, trees):
+async def test_an_evaluation_deletes_what_was_built_for_it_unless_it_is_to_be_kept(aeenc, fleet, index, trees):
     fleet.trainer.report = report()
 
     async def corpora():
-        async with index_of(fleet) as index:
-            named = [one.corpus async for one in index.list_corpora()]
-            return {name: [one.held_by async for one in index.list_generations(name)] for name in named}
+        named = [one.corpus async for one in index.list_corpora()]
+        return {name: [one.held_by async for one in index.list_generations(name)] for name in named}
 
-    command = (*fleet.options, "--json", "evaluate", "--data", trees)
-    assert (await aeenc(*command, "--prior", 0.1)).code == 0
+    command = ("evaluate", "--data", trees)
+    assert (await aeenc("--json", *command, "--prior", 0.1)).code == 0
     assert await corpora() == {}
     fleet.trainer.failure = errors.FailedPrecondition("no")
-    assert (await aeenc(*command)).code == 4
+    assert (await aeenc("--json", *command)).code == 4
     assert await corpora() == {}
     fleet.trainer.failure = None
-    kept = (await aeenc(*command, "--keep")).json["corpus"]
+    kept = (await aeenc.json(*command, "--keep"))["corpus"]
     for _ in range(2):  # neither was it made by these
-        assert (await aeenc(*command)).code == 0
+        assert (await aeenc("--json", *command)).code == 0
         assert await corpora() == {kept: [()]}
 
 
-async def test_an_evaluation_leaves_what_another_one_is_using(aeenc, fleet, trees, monkeypatch):
+async def test_an_evaluation_leaves_what_another_one_is_using(aeenc, fleet, index, trees, monkeypatch):
     fleet.trainer.report = report()
 
     async def held():
-        async with index_of(fleet) as index:
-            [one] = [one async for one in index.list_generations(corpus_name(Dataset.load(trees)))]
-            return one
+        [one] = [one async for one in index.list_generations(corpus_name(Dataset.load(trees)))]
+        return one
 
     evaluate = BlockingTrainerClient.evaluate
 
@@ -292,7 +267,7 @@ async def test_an_evaluation_leaves_what_another_one_is_using(aeenc, fleet, tree
         return evaluate(self, *args, **options)
 
     monkeypatch.setattr(BlockingTrainerClient, "evaluate", with_another)
-    assert (await aeenc(*fleet.options, "--json", "evaluate", "--data", trees)).code == 0
+    assert (await aeenc("--json", "evaluate", "--data", trees)).code == 0
     left = await held()
     assert (left.active, left.held_by) == (True, ("evaluate-other",))
 
@@ -301,16 +276,14 @@ async def test_quality_is_told_by_overlap_and_where_asked_by_depth_and_split(aee
     queries = [one for one in Dataset.load(trees).queries("train") if one.text not in one.gold]
     fleet.trainer.report = report(ranks=[types_pb2.GoldRanks(strict=range(1, len(one.gold) + 1)) for one in queries])
     words = ("evaluate", "--data", trees, "--split", "train")
-    told = (await aeenc(*fleet.options, "--json", *words)).json["by"]
+    told = (await aeenc.json(*words))["by"]
     assert fleet.trainer.asked[-1].config.ranks
     pairs = sum(len(one.gold) for one in queries)
     assert list(told) == ["overlap"]
     assert sum(band["pairs"] for band in told["overlap"].values()) == pairs
     assert {band["MAP"] for band in told["overlap"].values()} == {1.0}
-    told = (await aeenc(*fleet.options, "--json", *words, "--by", "depth", "--by", "split")).json["by"]
+    told = (await aeenc.json(*words, "--by", "depth", "--by", "split"))["by"]
     assert [sum(band["pairs"] for band in told[name].values()) for name in ("depth", "split")] == [pairs, pairs]
     assert "2 steps" in told["depth"]
-    shown = (await aeenc(*fleet.options, *words, "--by", "split")).stdout
+    shown = (await aeenc(*words, "--by", "split")).stdout
     assert all(part in shown for part in ("by overlap (strict)", "no shared word", "by split (strict)"))
-    refused = await aeenc(*fleet.options, "--json", "evaluate", "--data", RATED, "--by", "depth")
-    assert (refused.code, "needs trees" in refused.error["message"]) == (2, True)

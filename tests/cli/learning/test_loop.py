@@ -36,9 +36,8 @@ async def test_rounds_are_asked_for_as_told_and_end_in_a_table(aeenc, trees):
     async with served() as (services, where):
         words = ("loop", "science", "--data", trees, "-k", 7, "--collect", "positives-only", "--patience", 2)
         words += ("--loss", "triplet-margin", "--epochs", 2, "--margin", 0, "--label", "canary")
-        ended = await aeenc(*where, "--json", *words, "--rounds", 1)
-        assert ended.code == 0, ended.stderr
-        assert (ended.json["best_round"], ended.json["version"], len(ended.json["rounds"])) == (1, "q1", 2)
+        ended = await aeenc.json(*where, *words, "--rounds", 1)
+        assert (ended["best_round"], ended["version"], len(ended["rounds"])) == (1, "q1", 2)
         [run], [job] = services.runs.values(), services.jobs.values()
         assert (run.k, run.collect, run.split) == (7, sampler_pb2.COLLECT_POSITIVES_ONLY, "train")
         assert (job.loss, job.epochs, job.split) == (trainer_pb2.LOSS_TRIPLET_MARGIN, 2, "train")

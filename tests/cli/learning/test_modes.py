@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from aeenc import AsyncClient
 from aeenc.cli.corpus import corpus_name
 from aeenc.trees import Dataset
 from aeenc.v1 import trainer_pb2, types_pb2
@@ -46,53 +45,41 @@ REFUSED = ("--initial-share", 0.125, "--own-text", "negative", "--accumulation",
 )
 async def test_the_options_of_a_job_reach_the_trainer(aeenc, fleet, words, asked):
     fleet.trainer.jobs = [DONE]
-    ended = await aeenc(*fleet.options, "train", "science", "--run", "r1", *words)
-    assert ended.code == 0, ended.stderr
+    await aeenc.json("train", "science", "--run", "r1", *words)
     [request] = fleet.trainer.asked
     assert {name: getattr(request.config, name) for name in asked} == asked
 
 
-async def test_a_publication_is_taken_back_by_its_corpus(aeenc, fleet):
-    assert (await aeenc(*fleet.options, "rollback", "--corpus", "science")).code == 0
-    assert fleet.trainer.asked[0].corpus == "science"
-
-
-async def test_a_version_of_another_space_is_evaluated_on_premises_of_that_space(aeenc, fleet, trees):
+async def test_a_version_of_another_space_is_evaluated_on_premises_of_that_space(aeenc, fleet, index, trees):
     fleet.encoder.other_spaces = {OTHER}
     fleet.trainer.report = types_pb2.EvaluationReport(model_version="q1", queries=1)
-    await aeenc(*fleet.options, "evaluate", "--data", trees, "--keep")  # builds the corpus in the default space
+    await aeenc("evaluate", "--data", trees, "--keep")  # builds the corpus in the default space
     name = corpus_name(Dataset.load(trees))
     fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q1", space_id=OTHER)
     for _ in range(2):
-        ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--version", "q1", "--keep")
-        assert ended.code == 0, ended.stderr
-    async with AsyncClient(index=fleet.index) as client:
-        found = {one.id: one async for one in client.index.list_generations(name)}
+        await aeenc.json("evaluate", "--data", trees, "--version", "q1", "--keep")
+    found = {one.id: one async for one in index.list_generations(name)}
     generation = fleet.trainer.asked[-1].config.generation
     assert (len(found), found[generation].space_id, found[generation].active) == (2, OTHER, False)
     assert {request.space_id for request in fleet.encoder.requests} == {"", OTHER}
     fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q0", space_id=SPACE)
-    await aeenc(*fleet.options, "evaluate", "--data", trees, "--version", "q0")
+    await aeenc("evaluate", "--data", trees, "--version", "q0")
     assert found[fleet.trainer.asked[-1].config.generation].active
-    run = await aeenc(*fleet.options, "evaluate", "--data", trees, "--corpus", name, "--version", "q0")
-    assert run.code == 0, run.stderr
+    await aeenc.json("evaluate", "--data", trees, "--corpus", name, "--version", "q0")
 
 
 async def test_a_named_corpus_without_premises_in_the_version_s_space_is_refused_with_the_remedy(aeenc, fleet, trees):
     fleet.trainer.checkpoint = trainer_pb2.Checkpoint(version="q1", space_id=OTHER)
-    ended = await aeenc(*fleet.options, "--json", "evaluate", "--data", trees, "--corpus", "science", "--version", "q1")
+    ended = await aeenc("--json", "evaluate", "--data", trees, "--corpus", "science", "--version", "q1")
     assert ended.code != 0
     assert f"aeenc corpus build --space {OTHER} --no-activate" in ended.error["message"]
 
 
-async def test_a_corpus_is_built_in_the_space_that_was_given(aeenc, fleet, tmp_path):
+async def test_a_corpus_is_built_in_the_space_that_was_given(aeenc, fleet, index, tmp_path):
     fleet.encoder.other_spaces = {OTHER}
     facts = tmp_path / "facts.txt"
     facts.write_text("ice is cold\nthe sun is hot\n")
-    built = await aeenc(
-        *fleet.options, "--json", "corpus", "build", "science", "--facts", facts, "--space", OTHER, "--no-activate"
-    )
+    built = await aeenc("--json", "corpus", "build", "science", "--facts", facts, "--space", OTHER, "--no-activate")
     assert (built.code, built.json["active"]) == (0, False)
-    async with AsyncClient(index=fleet.index) as client:
-        [one] = [one async for one in client.index.list_generations("science")]
+    [one] = [one async for one in index.list_generations("science")]
     assert (one.id, one.space_id) == (built.json["generation"], OTHER)
