@@ -8,33 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import EncoderClient, vectors
+from aeenc import EncoderClient
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
+from support.worlds.index_world import HashedEncoder
 from support.worlds.sampler_world import connected
 
 
-class Recording(encoder_pb2_grpc.EncoderServiceServicer):
-    """Answers what was asked for and keeps the requests."""
+class Recording(HashedEncoder):
+    """Says in which precision it was asked."""
 
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.request_ids: list[str] = []
+    async def _encode(self, request: Any, context: Any) -> Any:
+        answer = await super()._encode(request, context)
+        answer.precision = request.precision
+        return answer
 
-    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
-        self.requests.append(request)
-        self.request_ids.append(dict(context.invocation_metadata())["x-request-id"])
-        matrix = np.ones((len(request.texts), 2), np.float32)
-        return encoder_pb2.EncodeResponse(embeddings=vectors.to_proto(matrix), precision=request.precision)
-
-    async def EncodeStream(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
-        async for request in request_iterator:
-            batch = await self.Encode(request.batch, context)
-            yield encoder_pb2.EncodeStreamResponse(batch_seq=request.batch_seq, batch=batch)
-
-    async def Score(self, request: encoder_pb2.ScoreRequest, context: Any) -> encoder_pb2.ScoreResponse:
-        self.requests.append(request)
-        scores = [len(premise) / 8 for premise in request.premises]
-        return encoder_pb2.ScoreResponse(scores=scores, model_version="x1", truncated=1)
+    async def Score(self, request: Any, context: Any) -> Any:
+        answer = await super().Score(request, context)
+        answer.truncated = 1
+        return answer
 
 
 @pytest.fixture
@@ -63,10 +54,10 @@ async def test_lane_precision_and_routing_key_reach_the_encoder(served: tuple[Re
 
 async def test_premises_are_scored_against_a_query(served: tuple[Recording, EncoderClient]) -> None:
     servicer, client = served
-    scored = await client.score("why", ["aa", "aaaa"], version="x1", truncate=True)
+    scored = await client.score("why", ["1", "11"], version="x1", truncate=True)
     assert scored.scores.dtype == np.float32
-    assert scored.scores.tolist() == [0.25, 0.5]
+    assert scored.scores.tolist() == [1, 2]
     assert (scored.model_version, scored.truncated) == ("x1", 1)
-    (request,) = servicer.requests
-    assert (request.query, list(request.premises), request.model.version) == ("why", ["aa", "aaaa"], "x1")
+    (request,) = servicer.score_requests
+    assert (request.query, list(request.premises), request.model.version) == ("why", ["1", "11"], "x1")
     assert request.truncate == types_pb2.TRUNCATE_END

@@ -12,7 +12,7 @@ from aeenc.transport.channel import Channel
 from aeenc.v1 import index_pb2, index_pb2_grpc
 from aeenc.values import Premise
 from support.waiting import until
-from support.worlds.sampler_world import connected, refuse, serving
+from support.worlds.sampler_world import FakeIndex, connected, refuse, serving
 
 PREMISES = [Premise(id=f"p{n}", text=f"fact {n}") for n in range(10)]
 
@@ -111,28 +111,8 @@ async def test_a_build_that_is_to_be_tried_once_does_not_wait_for_an_index_that_
     await client.channel.close()
 
 
-async def test_a_build_from_an_iterator_is_not_repeated_since_the_iterator_cannot_begin_again(
-    served: tuple[BreaksOff, IndexClient],
-) -> None:
-    index, client = served
-    with pytest.raises(errors.Unavailable, match="restarting"):
-        await client.build("science", iter(PREMISES))
-    assert [header.request_id for header in index.headers] == [""]
-
-
-class Listens(index_pb2_grpc.IndexServiceServicer):
-    """Notes what it is asked for."""
-
-    def __init__(self) -> None:
-        self.requests: list[index_pb2.RetrieveRequest] = []
-
-    async def Retrieve(self, request: index_pb2.RetrieveRequest, context: Any) -> index_pb2.RetrieveResponse:
-        self.requests.append(request)
-        return index_pb2.RetrieveResponse()
-
-
 async def test_premises_that_come_from_a_generator_count_as_accepted() -> None:
-    servicer = Listens()
+    servicer = FakeIndex()
     async with connected(index_pb2_grpc.add_IndexServiceServicer_to_server, servicer) as channel:
         accepted: Any = (ids for ids in (["p1"], ["p2", "p3"]))
         await IndexClient(channel).retrieve("science", ["a", "b"], accepted=accepted)

@@ -199,11 +199,6 @@ def test_the_name_of_a_new_journal_is_on_disk_before_anything_is_asked_for(tmp_p
     assert done[1:] == ["rename", *folders]
 
 
-async def test_a_label_of_its_own_begins_at_what_stable_names(world: World):
-    await world.go(rounds=1, label="canary")
-    assert world.services.labels == {"stable": "q0", "canary": "q1"}
-
-
 @pytest.mark.parametrize("written", [True, False], ids=["after-the-journal", "before-the-journal"])
 async def test_a_loop_goes_on_from_any_step(world: World, tmp_path: Path, monkeypatch, written: bool):
     whole = (await world.go(rounds=2)).rounds

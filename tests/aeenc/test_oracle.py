@@ -102,17 +102,13 @@ async def test_an_oracle_at_two_addresses_answers_and_says_whether_one_is_connec
     await second.stop(0)
 
 
-async def test_the_oracle_sees_the_whole_task() -> None:
+async def test_several_tasks_of_one_call_are_shown_whole_and_answered_in_their_order() -> None:
     seen: list[Task] = []
-    async with served(Judging(lambda task: seen.append(task) or [])) as client:
-        await client.judge("r1", [task()])
-    assert seen == [task()]
-
-
-async def test_several_tasks_of_one_call_are_answered_in_their_order() -> None:
-    async with served(WordOracle()) as client:
-        answers = await client.judge("r1", [task("ice", task_id="t1"), task("sun", task_id="t2"), task(task_id="t3")])
+    asked = [task("ice", task_id="t1"), task("sun", task_id="t2"), task(task_id="t3")]
+    async with served(Judging(lambda one: seen.append(one) or WordOracle().judge(one))) as client:
+        answers = await client.judge("r1", asked)
         assert await client.judge("r1", []) == []
+    assert sorted(seen, key=lambda one: one.task_id) == asked
     assert [answer.task_id for answer in answers] == ["t1", "t2", "t3"]
     assert judgements(answers[0]) == {"p1": REFUSES, "p2": EXPLAINS}
 

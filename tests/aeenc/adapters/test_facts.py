@@ -46,21 +46,34 @@ def save_arrow(folder: Path, *tables: pa.Table) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "expected"),
     [
-        ("facts.jsonl", '{"id": "a", "text": "ice is cold"}\n\n{"id": "b", "text": "fire is hot"}\n'),
-        ("facts.json", '[{"id": "a", "text": "ice is cold"}, {"id": "b", "text": "fire is hot"}]'),
-        ("facts.json", '{"a": "ice is cold", "b": "fire is hot"}'),
-        ("facts.ndjson", '{"_id": "a", "title": "", "text": "ice is cold"}\n{"_id": "b", "text": "fire is hot"}'),
-        ("facts.csv", "id,text\na,ice is cold\nb,fire is hot\na,ice is cold\n"),
-        ("facts.CSV", '\ufeffsentence,uid\r\n"ice is cold",a\r\nfire is hot,b\r\n'),
-        ("facts.tsv", "id\tfact\na\tice is cold\n\nb\tfire is hot\n"),
-        ("facts.tsv", 'id\tfact\na\t"ice is cold"\r\n"b"\tfire is hot'),
+        ("facts.jsonl", '{"id": "a", "text": "ice is cold"}\n\n{"id": "b", "text": "fire is hot"}\n', SAME),
+        ("facts.json", '[{"id": "a", "text": "ice is cold"}, {"id": "b", "text": "fire is hot"}]', SAME),
+        ("facts.json", '{"a": "ice is cold", "b": "fire is hot"}', SAME),
+        ("facts.ndjson", '{"_id": "a", "title": "", "text": "ice is cold"}\n{"_id": "b", "text": "fire is hot"}', SAME),
+        ("facts.csv", "id,text\na,ice is cold\nb,fire is hot\na,ice is cold\n", SAME),
+        ("facts.CSV", '\ufeffsentence,uid\r\n"ice is cold",a\r\nfire is hot,b\r\n', SAME),
+        ("facts.tsv", "id\tfact\na\tice is cold\n\nb\tfire is hot\n", SAME),
+        ("facts.tsv", 'id\tfact\na\t"ice is cold"\r\n"b"\tfire is hot', SAME),
+        # a quote in columns with tabs ends with its line
+        (
+            "facts.tsv",
+            'id\ttext\n1\t"hot air\n2\ta 5" pipe\n3\tice',
+            [("1", '"hot air'), ("2", 'a 5" pipe'), ("3", "ice")],
+        ),
+        ("facts.tsv", 'id\ttext\n4\t"hot" air\n5\t"say ""no"""', [("4", '"hot" air'), ("5", 'say "no"')]),
+        ("facts.csv", '"nr; (old; new)",text,id\n1,a; b,7\n', [("7", "a; b")]),
+        ("facts.csv", "id,x,x,text,,\na,1,2,ice,7,\n", [("a", "ice")]),
+        ("facts.jsonl", '{"id": 7, "text": "ice"}\n', [("7", "ice")]),
+        pytest.param(
+            "facts.csv", f"id,text,page\na,ice,{'x' * 200_000}\n", [("a", "ice")], id="an unused column is long"
+        ),
     ],
 )
-def test_ids_come_from_the_file_where_it_has_them(tmp_path, name, content):
+def test_ids_and_texts_come_from_the_file(tmp_path, name, content, expected):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    assert pairs(tmp_path / name) == SAME
+    assert pairs(tmp_path / name) == expected
 
 
 LISTED = '{"id": "a", "text": "ice", "splits": ["train", "dev"]}\n{"text": "sun", "split": "dev"}\n'
@@ -258,21 +271,14 @@ def test_views_of_strings_are_texts(tmp_path: Path) -> None:
     assert [text for _, text in pairs(save_arrow(tmp_path / "saved", views))] == ["ice", "fire"]
 
 
-def test_only_columns_that_are_not_used_may_be_there_twice(tmp_path: Path) -> None:
-    csv, path = tmp_path / "f.csv", tmp_path / "t.parquet"
-    csv.write_text("id,x,x,text,,\na,1,2,ice,7,\n")
+def test_only_columns_of_a_table_that_are_not_used_may_be_there_twice(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
     columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["2"]), pa.array(["ice"])]
     parquet.write_table(pa.Table.from_arrays(columns, ["id", "x", "x", "text"]), path)
-    assert pairs(csv) == pairs(path) == [("a", "ice")]
+    assert pairs(path) == [("a", "ice")]
     parquet.write_table(pa.Table.from_arrays(columns, ["id", "text", "x", "text"]), path)
     with pytest.raises(InvalidArgument, match=r"t\.parquet: the column `text` is there twice"):
         pairs(path)
-
-
-def test_a_column_that_is_not_used_may_be_long(tmp_path: Path) -> None:
-    path = tmp_path / "f.csv"
-    path.write_text(f"id,text,page\na,ice,{'x' * 200_000}\n")
-    assert pairs(path) == [("a", "ice")]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
@@ -282,14 +288,6 @@ def test_the_separator_of_a_csv_file_is_that_of_its_first_line(tmp_path: Path, s
         separator.join(["Nr.", "Satz (en)"]) + "\n" + separator.join(["1", '"ice, or; snow|\tmelts"']) + "\n"
     )
     assert pairs(path, id_column="Nr.", text_column="Satz (en)") == [("1", "ice, or; snow|\tmelts")]
-    path.write_text('"nr; (old; new)",text\n1,a; b\n')
-    assert [text for _, text in pairs(path)] == ["a; b"]
-
-
-def test_an_id_may_be_an_integer_in_any_format(tmp_path: Path) -> None:
-    for name, content in (("f.jsonl", '{"id": 7, "text": "ice"}\n'), ("f.csv", "id,text\n7,ice\n")):
-        (tmp_path / name).write_text(content)
-        assert pairs(tmp_path / name) == [("7", "ice")], name
 
 
 def test_lines_of_text_have_no_columns_to_choose(tmp_path: Path) -> None:
@@ -386,14 +384,6 @@ def test_a_source_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 500_000, f"{source.name} of 2 MB took {peak:,} bytes"
-
-
-def test_a_quote_in_columns_with_tabs_ends_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "facts.tsv"
-    lines = ['1\t"hot air rises', '2\ta pipe of 5"', "3\tice is cold", '4\t"hot" air', '5\t"say ""no"""']
-    path.write_text("id\ttext\n" + "\n".join(lines))
-    texts = ['"hot air rises', 'a pipe of 5"', "ice is cold", '"hot" air', 'say "no"']
-    assert [fact.text for fact in read_facts(path)] == texts
 
 
 def test_notes_of_an_operating_system_beside_parquet_files_are_no_facts(tmp_path: Path) -> None:

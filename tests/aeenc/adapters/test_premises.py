@@ -49,6 +49,13 @@ def index() -> Index:
 
 
 @pytest.fixture
+async def retriever(target: str) -> AsyncIterator[PremiseRetriever]:
+    made = PremiseRetriever("science", index=target)
+    yield made
+    await asyncio.to_thread(made.close)
+
+
+@pytest.fixture
 async def target(index: Index) -> AsyncIterator[str]:
     async with serving(index_pb2_grpc.add_IndexServiceServicer_to_server, index) as port:
         yield f"127.0.0.1:{port}"
@@ -68,9 +75,8 @@ def test_the_keywords_are_the_options_with_their_types(keywords: Any, options: A
     assert named == {one.name: one.type for one in fields(options)}
 
 
-async def test_a_premise_has_score_rank_versions_and_generation(target: str):
-    retriever = PremiseRetriever("science", index=target, options={"k": 2, "rerank": 2})
-    first, second = await retriever.retrieve_async(QUERY)
+async def test_a_premise_has_score_rank_versions_and_generation(retriever: PremiseRetriever):
+    first, second = await retriever.retrieve_async(QUERY, {"k": 2, "rerank": 2})
     assert first.metadata() == {
         "score": first.score,
         "rank": 1,
@@ -81,38 +87,31 @@ async def test_a_premise_has_score_rank_versions_and_generation(target: str):
         "unknown_tags": [],
     }
     assert (second.rank, second.score <= first.score) == (2, True)
-    retriever.close()
 
 
 @pytest.mark.parametrize(("what", "asked"), [("splits", ["train", "tset"]), ("tags", ["tset"])])
-async def test_a_split_or_tag_that_no_premise_has_is_told(target: str, what: str, asked: list[str]):
-    retriever = PremiseRetriever("science", index=target, options={what: asked})
+async def test_a_split_or_tag_that_no_premise_has_is_told(retriever: PremiseRetriever, what: str, asked: list[str]):
     with pytest.warns(UserWarning, match=f"{what}: no premise of corpus 'science' has 'tset'"):
-        found = await retriever.retrieve_async(QUERY)
+        found = await retriever.retrieve_async(QUERY, {what: asked})
     assert found[0].metadata()[f"unknown_{what}"] == ["tset"]
     with pytest.warns(UserWarning, match="'tset'"):
-        await asyncio.to_thread(retriever.retrieve, QUERY)
-    retriever.close()
+        await asyncio.to_thread(retriever.retrieve, QUERY, {what: asked})
 
 
-async def test_blocking_and_awaiting_in_another_loop_use_one_connection(target: str, index: Index):
-    retriever = PremiseRetriever("science", index=target)
+async def test_blocking_and_awaiting_in_another_loop_use_one_connection(retriever: PremiseRetriever):
     awaited = await retriever.retrieve_async(QUERY)
     assert await asyncio.to_thread(retriever.retrieve, QUERY) == awaited
     assert await asyncio.to_thread(lambda: asyncio.run(retriever.retrieve_async(QUERY))) == awaited
     await asyncio.to_thread(retriever.close)
     assert await retriever.retrieve_async(QUERY) == awaited
-    retriever.close()
 
 
-async def test_who_stops_waiting_ends_the_call(target: str, index: Index):
+async def test_who_stops_waiting_ends_the_call(retriever: PremiseRetriever, index: Index):
     index.delay_s = 30.0
-    retriever = PremiseRetriever("science", index=target)
     waiting = asyncio.create_task(retriever.retrieve_async(QUERY))
     await until(lambda: bool(index.requests))
     waiting.cancel()
     await asyncio.wait_for(index.cancelled.wait(), 10)
-    retriever.close()
 
 
 async def test_address_and_token_are_given_or_of_the_environment(
@@ -147,21 +146,19 @@ def test_a_wrong_option_is_named(options: dict[str, object], words: str):
         PremiseRetriever("science", options=options)
 
 
-async def test_a_used_retriever_is_copied_and_sent_to_other_processes_without_its_connection(target: str):
-    retriever = PremiseRetriever("science", index=target)
+async def test_a_used_retriever_is_copied_and_sent_to_other_processes_without_its_connection(
+    retriever: PremiseRetriever,
+):
     found = await retriever.retrieve_async(QUERY)
     for copied in (copy.deepcopy(retriever), copy.copy(retriever)):
         assert await copied.retrieve_async(QUERY) == found
         await asyncio.to_thread(copied.close)
-    await asyncio.to_thread(retriever.close)
 
 
-async def test_closing_ends_the_connection_and_the_next_call_opens_another(target: str, index: Index):
-    retriever = PremiseRetriever("science", index=target)
+async def test_closing_ends_the_connection_and_the_next_call_opens_another(retriever: PremiseRetriever, index: Index):
     await asyncio.to_thread(retriever.retrieve, QUERY)
     channel = retriever._connected().channel
     await asyncio.to_thread(retriever.close)
     assert channel._closed.is_set()
     assert await asyncio.to_thread(retriever.retrieve, QUERY)
     assert len(index.tokens) == 2
-    await asyncio.to_thread(retriever.close)

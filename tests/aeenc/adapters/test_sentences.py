@@ -49,11 +49,13 @@ async def encode(encoder: AeencEncoder, *arguments: Any, **options: Any) -> Any:
     return await asyncio.to_thread(encoder.encode, *arguments, **options)
 
 
-async def test_a_list_is_a_matrix_and_one_string_a_vector(encoder: AeencEncoder):
+async def test_a_list_is_a_matrix_and_one_string_a_vector_also_by_options_that_change_nothing(encoder: AeencEncoder):
     matrix = await encode(encoder, TEXTS, normalize_embeddings=True)
     assert (matrix.shape, matrix.dtype) == ((10, DIM), np.float32)
     assert np.allclose(np.linalg.norm(matrix, axis=1), 1)
     assert np.array_equal(await encode(encoder, TEXTS[3]), matrix[3])
+    idle = {"show_progress_bar": True, "convert_to_tensor": False, "device": None, "precision": "float32"}
+    assert np.array_equal(await encode(encoder, TEXTS, output_value="sentence_embedding", **idle), matrix)
     rows = await encode(encoder, np.array(TEXTS), convert_to_numpy=False)
     assert np.array_equal(np.stack(rows), matrix)
     assert (await encode(encoder, [])).shape == (0, DIM)
@@ -67,7 +69,9 @@ async def test_many_sentences_go_in_batches_and_come_back_in_order(encoder: Aeen
     assert np.array_equal(matrix, np.stack([vector_of(text, encoder_pb2.ROLE_QUERY) for text in TEXTS]))
 
 
-async def test_the_prompts_name_is_the_role(encoder: AeencEncoder, servicer: Encoder, target: str):
+async def test_the_prompts_name_is_the_role_and_a_version_is_asked_for_queries_alone(
+    encoder: AeencEncoder, servicer: Encoder, target: str
+):
     for name in ("query", "document", "passage", "premise", None):
         await encode(encoder, TEXTS, prompt_name=name)
     await asyncio.to_thread(encoder.encode_query, TEXTS)
@@ -76,13 +80,9 @@ async def test_the_prompts_name_is_the_role(encoder: AeencEncoder, servicer: Enc
     query, premise = encoder_pb2.ROLE_QUERY, encoder_pb2.ROLE_PREMISE
     roles = [request.role for request in servicer.requests]
     assert roles == [query, premise, premise, premise, query, query, premise, premise]
-
-
-async def test_a_version_is_asked_for_queries_alone(target: str, servicer: Encoder):
-    encoder = AeencEncoder(encoder=target, version="q7")
-    await encode(encoder, TEXTS)
-    await encode(encoder, TEXTS, prompt_name="document")
-    assert [request.model.version for request in servicer.requests] == ["q7", ""]
+    for name in (None, "document"):
+        await encode(AeencEncoder(encoder=target, version="q7"), TEXTS, prompt_name=name)
+    assert [request.model.version for request in servicer.requests] == [""] * 8 + ["q7", ""]
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,6 @@ async def test_what_a_remote_model_cannot_do_is_refused_by_name(
     assert not servicer.requests
 
 
-async def test_options_that_change_nothing_are_taken(encoder: AeencEncoder):
-    same = {
-        "show_progress_bar": True,
-        "convert_to_tensor": False,
-        "device": None,
-        "output_value": "sentence_embedding",
-    }
-    assert len(await encode(encoder, TEXTS, normalize_embeddings=False, precision="float32", **same)) == 10
-
-
 async def test_code_written_for_sentence_transformers_runs(encoder: AeencEncoder, servicer: Encoder):
     def code() -> Any:
         queries = encoder.encode(TEXTS[:2], "query")
@@ -129,15 +119,13 @@ async def test_code_written_for_sentence_transformers_runs(encoder: AeencEncoder
     assert (many.shape, single.shape) == ((2, 10), (1, 2))
     assert single[0, 0] == pytest.approx(1.0)
     assert encoder.similarity(np.array([3.0, 0.0]), np.array([[0.0, 2.0], [4.0, 0.0]])).tolist() == [[0.0, 1.0]]
-    with pytest.raises(errors.InvalidArgument, match="prompt_name: is 32; give one of query"):
-        await asyncio.to_thread(encoder.encode, TEXTS, 32)
-
-
-async def test_a_sentence_that_is_no_string_is_named(encoder: AeencEncoder):
-    with pytest.raises(errors.InvalidArgument, match=r"sentences\[1\]: is int; give strings"):
-        await encode(encoder, ["a", 1])
-    with pytest.raises(errors.InvalidArgument, match="sentences: is None; give a list"):
-        await encode(encoder, None)
+    for wrong, told in (
+        ((TEXTS, 32), "prompt_name: is 32; give one of query"),
+        ((["a", 1],), r"sentences\[1\]: is int; give strings"),
+        ((None,), "sentences: is None; give a list"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=told):
+            await encode(encoder, *wrong)
 
 
 async def test_the_example_of_the_page_runs(target: str, tmp_path: Path):

@@ -191,16 +191,12 @@ async def test_an_encoder_that_hangs_from_the_start_leaves_all_but_its_window_to
     assert np.array_equal(await work, EXPECTED)
 
 
-async def test_an_encoder_that_is_not_there_holds_up_nobody(encoders, connect):
-    await encoders[0].stop()
-    started = time.monotonic()
-    assert np.array_equal(await encode(connect(), patience_s=40.0), EXPECTED)
-    assert time.monotonic() - started < 20.0
-
-
-async def test_an_address_that_takes_connections_and_says_nothing_holds_up_nobody(encoders, connect):
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_an_address_that_says_nothing_holds_up_nobody(encoders, connect, is_there):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = connect(f"127.0.0.1:{silent.getsockname()[1]}", encoders[0].target)
+        if not is_there:
+            silent.close()
         started = time.monotonic()
         assert np.array_equal(await encode(client, patience_s=40.0), EXPECTED)
         assert time.monotonic() - started < 20.0

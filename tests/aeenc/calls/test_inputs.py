@@ -6,7 +6,8 @@ import inspect
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,125 +37,97 @@ Call = Callable[..., Awaitable[object]]
 VECTORS = np.ones((1, 2), np.float32)
 
 
-def searched(channel: Channel, **options: Any) -> Awaitable[object]:
-    return IndexClient(channel).search("science", VECTORS, space_id="s", **options)
+class Asked:
+    """The calls of clients of one channel, with what each needs beside the input of a test."""
+
+    def __init__(self, channel: Channel) -> None:
+        index, self.trainer = IndexClient(channel), TrainerClient(channel)
+        self.index, self.registry = index, RegistryClient(channel)
+        self.encode, self.score = EncoderClient(channel).encode, EncoderClient(channel).score
+        self.search = partial(index.search, "science", space_id="s")
+        self.retrieve = partial(index.retrieve, "science", ["iron"])
+        self.build = partial(index.build, "science", resume_s=0.1)
+        self.train = partial(self.trainer.start_job, corpus="science")
+        self.submit = partial(PeopleClient(channel).submit, values.Lease(lease_id="l"))
+        self.start = partial(SamplerClient(channel).start_run, [("h", "t")])
 
 
-def retrieved(channel: Channel, **options: Any) -> Awaitable[object]:
-    return IndexClient(channel).retrieve("science", ["iron"], **options)
-
-
-def explained(channel: Channel, ids: Any) -> Awaitable[object]:
-    return IndexClient(channel).put_explanations("science", [("iron", ids)])
-
-
-def trained(channel: Channel, **options: Any) -> Awaitable[object]:
-    return TrainerClient(channel).start_job(corpus="science", **options)
-
-
-def evaluated(channel: Channel, versions: Any) -> Awaitable[object]:
-    return evaluated_by(channel, Retrieval(rerank=20, rerank_versions=versions))
-
-
-def evaluated_by(channel: Channel, retrieval: Retrieval) -> Awaitable[object]:
-    return TrainerClient(channel).evaluate("science", [("iron", ["a metal"])], retrieval=retrieval)
+def evaluated(asked: Asked, retrieval: Any) -> Awaitable[object]:
+    return asked.trainer.evaluate("science", [("iron", ["a metal"])], retrieval=retrieval)
 
 
 LISTS: list[tuple[str, Call]] = [
-    ("exclude", lambda channel, given: searched(channel, exclude=given)),
-    ("splits", lambda channel, given: searched(channel, splits=given)),
-    ("exclude", lambda channel, given: retrieved(channel, exclude=given)),
-    ("splits", lambda channel, given: retrieved(channel, splits=given)),
-    ("accepted", lambda channel, given: retrieved(channel, accepted=given)),
-    (r"accepted\[0\]", lambda channel, given: retrieved(channel, accepted=[given])),
-    ("rerank_versions", lambda channel, given: retrieved(channel, rerank_versions=given)),
-    ("rerank_versions", evaluated),
-    ("texts", lambda channel, given: IndexClient(channel).rankings("science", given)),
-    ("ids", lambda channel, given: IndexClient(channel).get_premises("science", given)),
-    ("delete_ids", lambda channel, given: IndexClient(channel).build("c", [], delete_ids=given)),
-    ("premise_ids", explained),
-    ("run_ids", lambda channel, given: trained(channel, run_ids=given)),
-    ("data_sets", lambda channel, given: trained(channel, data_sets=given)),
-    ("premises", lambda channel, given: EncoderClient(channel).score("why", given)),
-    ("premises", lambda channel, given: trained(channel, validation=[("iron", given)])),
+    ("exclude", lambda asked, given: asked.search(VECTORS, exclude=given)),
+    ("splits", lambda asked, given: asked.search(VECTORS, splits=given)),
+    ("exclude", lambda asked, given: asked.retrieve(exclude=given)),
+    ("splits", lambda asked, given: asked.retrieve(splits=given)),
+    ("accepted", lambda asked, given: asked.retrieve(accepted=given)),
+    (r"accepted\[0\]", lambda asked, given: asked.retrieve(accepted=[given])),
+    ("rerank_versions", lambda asked, given: asked.retrieve(rerank_versions=given)),
+    ("rerank_versions", lambda asked, given: evaluated(asked, Retrieval(rerank=20, rerank_versions=given))),
+    ("texts", lambda asked, given: asked.index.rankings("science", given)),
+    ("ids", lambda asked, given: asked.index.get_premises("science", given)),
+    ("delete_ids", lambda asked, given: asked.build([], delete_ids=given)),
+    ("premise_ids", lambda asked, given: asked.index.put_explanations("science", [("iron", given)])),
+    ("run_ids", lambda asked, given: asked.train(run_ids=given)),
+    ("data_sets", lambda asked, given: asked.train(data_sets=given)),
+    ("premises", lambda asked, given: asked.score("why", given)),
+    ("premises", lambda asked, given: asked.train(validation=[("iron", given)])),
 ]
-
-
-def submitted(channel: Channel, **options: Any) -> Awaitable[object]:
-    return PeopleClient(channel).submit(values.Lease(lease_id="l"), Answer(**{"verdicts": [], **options}))
-
-
-def built(channel: Channel, premises: Any) -> Awaitable[object]:
-    return IndexClient(channel).build("science", premises, resume_s=0.1)
-
-
-def encoded(channel: Channel, texts: Any, **options: Any) -> Awaitable[object]:
-    return EncoderClient(channel).encode(texts, **options)
-
-
-def searched_by(channel: Channel, vectors: Any) -> Awaitable[object]:
-    return IndexClient(channel).search("science", vectors, space_id="s")
-
-
-def premise(**fields: Any) -> values.Premise:
-    return values.Premise(**fields)
-
-
 ODD: list[tuple[str, Call]] = [
-    (r"texts\[1\]: has half a character \('b .ud83d'\)", lambda channel: encoded(channel, ["a", "b \ud83d"])),
-    (r"texts\[1\]: is None; give text", lambda channel: encoded(channel, ["a", None])),
-    ("texts: is 5; give a list", lambda channel: encoded(channel, 5)),
-    (r"request_id: is 'a\\nb'; give", lambda channel: encoded(channel, ["a"], request_id="a\nb")),
-    ("precision: is 'fp64'", lambda channel: encoded(channel, ["a"], precision="fp64")),
-    ("lane: is 'fast'", lambda channel: encoded(channel, ["a"], lane="fast")),
-    ("role: is 'fact'", lambda channel: encoded(channel, ["a"], role="fact")),
-    (r"role: is '.ud800'; give one of query", lambda channel: encoded(channel, ["a"], role="\ud800")),
-    ("lane: is 'unspecified'; give one of interactive", lambda channel: encoded(channel, ["a"], lane="unspecified")),
-    ("role: is ''", lambda channel: encoded(channel, ["a"], role=None)),
-    ("k: is -1; give a whole number from 0 to 4,294,967,295", lambda channel: retrieved(channel, k=-1)),
-    ("k: is 1099511627776; give a whole number", lambda channel: retrieved(channel, k=2**40)),
-    ("mode: is 'sparse'; give one of dense", lambda channel: retrieved(channel, mode="sparse")),
-    ("prior: is 'much'; give a number", lambda channel: retrieved(channel, prior="much")),
-    ("method: is ''; give one of min_max", lambda channel: retrieved(channel, fusion=fused(None))),
-    ("method: is 'foo'; give one of min_max", lambda channel: retrieved(channel, fusion=fused("foo"))),
-    ("fusion: is 'min_max'; give a Fusion", lambda channel: retrieved(channel, fusion="min_max")),
-    ("accepted: is 5; give a list", lambda channel: retrieved(channel, accepted=5)),
-    (r"exclude\[0\]: is 3; give text", lambda channel: retrieved(channel, exclude=[3])),
-    ("judgement: is 'YES'; give one of explains", lambda channel: submitted(channel, verdicts={"x": "YES"})),
-    ("judgement: is 2.5; give one of explains", lambda channel: submitted(channel, verdicts={"x": 2.5})),
-    (r"verdicts\[0\]: is None; give a premise's id", lambda channel: submitted(channel, verdicts=[None])),
-    ("alternatives: is one string", lambda channel: submitted(channel, alternatives="f1")),
-    (r"premises\[0\]: is 7; give a text, a pair", lambda channel: built(channel, [7])),
-    ("splits: is 5; give a list", lambda channel: built(channel, [premise(id="f", text="t", splits=5)])),
-    ("wait_s: is nan; give seconds", lambda channel: RegistryClient(channel).publish("q1", wait_s=math.nan)),
-    ("vectors have shape", lambda channel: searched_by(channel, [1.0])),
-    ("vectors are of type <U4", lambda channel: searched_by(channel, [["iron"]])),
-    ("negative_filter: is 5; give a NegativeFilter", lambda channel: started(channel, negative_filter=5)),
-    ("negative_filter: has 'no_such', which", lambda channel: started(channel, negative_filter={"no_such": 1})),
-    ("negative_filter: has 1, which", lambda channel: started(channel, negative_filter={1: 1})),
-    (r"premises\[1\]: has half", lambda channel: built(channel, ["a", "\ud83d"])),
-    ("version: is 3; give a list", lambda channel: RegistryClient(channel).publish(cast("Any", 3))),
-    (r"version\[1\]: is 3; give text", lambda channel: RegistryClient(channel).publish(["q", cast("Any", 3)])),
-    ("validation: has 'iron'; give", lambda channel: trained(channel, validation=["iron"])),
-    (r"queries: has 'iron'; give \(text", lambda channel: TrainerClient(channel).evaluate("science", ["iron"])),
-    ("retrieval: is a RetrieveOptions", lambda channel: evaluated_by(channel, RetrieveOptions(splits=["facts"]))),
+    (r"texts\[1\]: has half a character \('b .ud83d'\)", lambda asked: asked.encode(["a", "b \ud83d"])),
+    (r"texts\[1\]: is None; give text", lambda asked: asked.encode(["a", None])),
+    ("texts: is 5; give a list", lambda asked: asked.encode(5)),
+    (r"request_id: is 'a\\nb'; give", lambda asked: asked.encode(["a"], request_id="a\nb")),
+    ("precision: is 'fp64'", lambda asked: asked.encode(["a"], precision="fp64")),
+    ("lane: is 'fast'", lambda asked: asked.encode(["a"], lane="fast")),
+    ("role: is 'fact'", lambda asked: asked.encode(["a"], role="fact")),
+    (r"role: is '.ud800'; give one of query", lambda asked: asked.encode(["a"], role="\ud800")),
+    ("lane: is 'unspecified'; give one of interactive", lambda asked: asked.encode(["a"], lane="unspecified")),
+    ("role: is ''", lambda asked: asked.encode(["a"], role=None)),
+    ("k: is -1; give a whole number from 0 to 4,294,967,295", lambda asked: asked.retrieve(k=-1)),
+    ("k: is 1099511627776; give a whole number", lambda asked: asked.retrieve(k=2**40)),
+    ("mode: is 'sparse'; give one of dense", lambda asked: asked.retrieve(mode="sparse")),
+    ("prior: is 'much'; give a number", lambda asked: asked.retrieve(prior="much")),
+    ("method: is ''; give one of min_max", lambda asked: asked.retrieve(fusion=Fusion(None))),
+    ("method: is 'foo'; give one of min_max", lambda asked: asked.retrieve(fusion=Fusion("foo"))),
+    ("fusion: is 'min_max'; give a Fusion", lambda asked: asked.retrieve(fusion="min_max")),
+    ("accepted: is 5; give a list", lambda asked: asked.retrieve(accepted=5)),
+    (r"exclude\[0\]: is 3; give text", lambda asked: asked.retrieve(exclude=[3])),
+    ("judgement: is 'YES'; give one of explains", lambda asked: asked.submit({"x": "YES"})),
+    ("judgement: is 2.5; give one of explains", lambda asked: asked.submit({"x": 2.5})),
+    (r"verdicts\[0\]: is None; give a premise's id", lambda asked: asked.submit([None])),
+    ("alternatives: is one string", lambda asked: asked.submit(Answer([], alternatives="f1"))),
+    (r"premises\[0\]: is 7; give a text, a pair", lambda asked: asked.build([7])),
+    ("splits: is 5; give a list", lambda asked: asked.build([values.Premise(id="f", text="t", splits=5)])),
+    ("wait_s: is nan; give seconds", lambda asked: asked.registry.publish("q1", wait_s=math.nan)),
+    ("vectors have shape", lambda asked: asked.search([1.0])),
+    ("vectors are of type <U4", lambda asked: asked.search([["iron"]])),
+    ("negative_filter: is 5; give a NegativeFilter", lambda asked: asked.start(negative_filter=5)),
+    ("negative_filter: has 'no_such', which", lambda asked: asked.start(negative_filter={"no_such": 1})),
+    ("negative_filter: has 1, which", lambda asked: asked.start(negative_filter={1: 1})),
+    (r"premises\[1\]: has half", lambda asked: asked.build(["a", "\ud83d"])),
+    ("version: is 3; give a list", lambda asked: asked.registry.publish(3)),
+    (r"version\[1\]: is 3; give text", lambda asked: asked.registry.publish(["q", 3])),
+    ("validation: has 'iron'; give", lambda asked: asked.train(validation=["iron"])),
+    (r"queries: has 'iron'; give \(text", lambda asked: asked.trainer.evaluate("science", ["iron"])),
+    ("retrieval: is a RetrieveOptions", lambda asked: evaluated(asked, RetrieveOptions(splits=["facts"]))),
 ]
 
 
-def fused(method: Any) -> Fusion:
-    return Fusion(method)
-
-
-def started(channel: Channel, **options: Any) -> Awaitable[object]:
-    return SamplerClient(channel).start_run([("h", "t")], **options)
+@pytest.fixture
+async def asked() -> AsyncIterator[Asked]:
+    register = index_pb2_grpc.add_IndexAdminServiceServicer_to_server
+    async with connected(register, Explanations(), retry=False) as channel:
+        yield Asked(channel)
 
 
 @pytest.mark.parametrize(("told", "call"), ODD, ids=[told for told, _ in ODD])
-async def test_what_no_message_can_hold_is_refused_by_its_parameter_and_place(told: str, call: Call) -> None:
-    register = index_pb2_grpc.add_IndexAdminServiceServicer_to_server
-    async with connected(register, Explanations(), retry=False) as channel:
-        with pytest.raises(errors.InvalidArgument, match=told):
-            await call(channel)
+async def test_what_no_message_can_hold_is_refused_by_its_parameter_and_place(
+    asked: Asked, told: str, call: Call
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=told):
+        await call(asked)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +158,7 @@ async def test_what_a_callers_own_iterable_raises_is_not_taken_for_a_wrong_value
 
     channel = Channel("127.0.0.1:1", timeout_s=5, retry=False)
     with pytest.raises(ValueError, match=r"^mine$"):
-        await encoded(channel, texts())
+        await EncoderClient(channel).encode(texts())
     await channel.close()
 
 
@@ -201,10 +174,9 @@ class Explanations(index_pb2_grpc.IndexAdminServiceServicer):
 
 
 @pytest.mark.parametrize(("field", "call"), LISTS, ids=[f"{number}-{name}" for number, (name, _) in enumerate(LISTS)])
-async def test_one_string_in_place_of_a_list_is_refused_and_named(field: str, call: Call) -> None:
-    async with connected(index_pb2_grpc.add_IndexAdminServiceServicer_to_server, Explanations()) as channel:
-        with pytest.raises(errors.InvalidArgument, match=rf"{field}: is one string \('p17'\); give a list of strings"):
-            await call(channel, "p17")
+async def test_one_string_in_place_of_a_list_is_refused_and_named(asked: Asked, field: str, call: Call) -> None:
+    with pytest.raises(errors.InvalidArgument, match=rf"{field}: is one string \('p17'\); give a list of strings"):
+        await call(asked, "p17")
 
 
 def test_answers_with_vectors_can_be_compared_and_kept_in_sets() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -178,20 +177,6 @@ def test_a_file_that_breaks_off_while_it_is_written_leaves_the_old_one(tmp_path:
         with pytest.raises(InvalidArgument, match="has gone"):
             write()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
-
-
-def test_a_run_is_written_through_a_link_and_into_a_pipe(tmp_path: Path):
-    rankings = [("query", [("p", 1.0)])]
-    run, link = tmp_path / "run", tmp_path / "link"
-    run.touch()
-    link.symlink_to(run)
-    write_run(link, rankings, "test")
-    assert (link.is_symlink(), read_run(run)) == (True, {query_id("query"): {"p": 1}})
-    reader, writer = os.pipe()
-    write_run(Path(f"/dev/fd/{writer}"), rankings, "test")
-    assert os.read(reader, 1000) == run.read_bytes()
-    os.close(reader)
-    os.close(writer)
 
 
 def test_compare_says_what_a_run_leaves_unanswered(tmp_path: Path):

@@ -64,14 +64,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str, str]] = {  # name -
     "no fact file": (lambda folder: (folder / FACTS_FILE).unlink(), "facts-missing", "facts", FACTS_FILE),
     "a fact file cut off": (_facts('{"f1": "ice'), "unreadable", "facts", "not JSON"),
     "a line cut off": (_append(DEV, BIRDS[:40] + "\n"), "unreadable", "dev", "dev.jsonl:2: not JSON"),
-    "a label that is not defined": (
-        _append(DEV, BIRDS.replace("& sent2 ->", "& sent9 ->")),
-        *("unreadable", "dev", "dev.jsonl:2: the proof uses 'sent9'"),
-    ),
-    "a file that is not UTF-8": (
-        lambda folder: (folder / DEV).write_bytes(b'{"id": "\xff"}\n'),
-        *("unreadable", "dev", "not UTF-8"),
-    ),
     "an empty file": (lambda folder: (folder / DEV).write_text(""), "unreadable", "dev", "holds no trees"),
 }
 
@@ -130,16 +122,7 @@ BEIR_DAMAGES: dict[str, tuple[dict[str, str], tuple[str, str, str]]] = {  # name
     ),
     "a document cut off": ({"corpus.jsonl": '{"_id": "d\n'}, ("unreadable", "facts", "corpus.jsonl:4: not JSON")),
     "a query that is not an object": ({"queries.jsonl": "[]\n"}, ("unreadable", "queries", "queries.jsonl:3: must be")),
-    "an id of two queries": (
-        {"queries.jsonl": _line("q2", "fish swim")},
-        ("unreadable", "queries", "queries.jsonl:3: the _id 'q2' stands in an earlier line"),
-    ),
-    "an id of two documents": (
-        {"corpus.jsonl": _line("d1", "snow")},
-        ("unreadable", "facts", "corpus.jsonl:4: the _id 'd1' stands in an earlier line"),
-    ),
     "gold that the corpus lacks": ({"qrels/dev.tsv": "q2\td9\t1\n"}, ("unreadable", "dev", "no text of 'd9'")),
-    "a query that is not there": ({"qrels/dev.tsv": "q9\td1\t1\n"}, ("unreadable", "dev", "no text of query 'q9'")),
     "a score that is not a number": ({"qrels/dev.tsv": "q2\td1\thigh\n"}, ("unreadable", "dev", "must be a number")),
     "a list that is empty": (
         {"queries.jsonl": '{"_id": "q3", "text": "fish swim", "only": []}\n'},

@@ -99,11 +99,6 @@ def test_the_measure_of_textgraphs_is_the_tasks_formula_and_its_scorer_to_six_di
         assert found == pytest.approx((scorer / LOGARITHMS).sum() / ideal, abs=2e-6)
 
 
-def test_no_order_of_a_list_beats_its_oracle():
-    for ranks, grades in rated(3, 50):
-        assert graded_ndcg(ranks, grades) <= oracle_ndcg(ranks, grades, length=100) <= 1
-
-
 def test_recall_counts_the_pairs_of_a_grade_within_a_length():
     shares = recall_by_grade([[1, 3, UNRANKED], [2, 30, 5]], [[6, 1, 6], [6, 1, 0]], (1, 2, 10))
     assert shares == {6.0: [1 / 3, 2 / 3, 2 / 3], 1.0: [0.0, 0.0, 0.5]}

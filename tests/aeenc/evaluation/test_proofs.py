@@ -73,16 +73,13 @@ def test_a_conclusion_without_a_leaf_of_gold_is_aligned_with_none() -> None:
     assert (dict(score.aligned), score.leaves.f1) == ({"hypothesis": UNMATCHED}, 0)
 
 
-def test_without_a_similarity_what_needs_it_is_left_out() -> None:
+def test_without_a_similarity_what_needs_it_is_left_out_and_one_with_too_few_scores_refused() -> None:
     scores = score_trees([GOLD, GOLD], [of(RIGHT), Prediction()])
     assert mean_scores(scores) == {
         "leaves": {"P": 0.5, "R": 0.5, "F1": 0.5, "AllCorrect": 0.5},
         "steps": {"F1": 0.5, "AllCorrect": 0.5},
     }
     assert [score.all_correct for score in scores] == [None, None]
-
-
-def test_a_similarity_that_gives_too_few_scores_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="gave 1 scores for 2 pairs"):
         score_trees([GOLD], [of(RIGHT)], similarity=lambda *_: [1.0])
 

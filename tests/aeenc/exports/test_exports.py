@@ -22,7 +22,6 @@ from aeenc.evaluation.trec import document_id, query_id, write_qrels, write_run
 from aeenc.exports import (
     Judgements,
     conclusions_of,
-    gold_judgements,
     judgements_of,
     last_words,
     read_pairs,
@@ -247,16 +246,6 @@ def test_beir_has_the_oracles_grades_where_they_are_asked_for(tmp_path: Path):
     assert scores == {False: {"a": "1", "b": "1", "c": "0"}, True: {"a": "6", "b": "1", "c": "0"}}
     with pytest.raises(InvalidArgument, match="between 0 and 100, got -1"):
         judgements_of([graded("a", -1)], grades=True)
-
-
-def test_gold_trees_in_beirs_layout_are_the_queries_of_the_evaluation(tmp_path: Path):
-    dataset = Dataset.load(SAMPLE)
-    texts = ((one.id, one.text) for one in dataset.candidates())
-    written = write_beir(tmp_path / "beir", texts, gold_judgements(dataset, "dev"), split="dev")
-    queries = dataset.queries("dev")
-    assert written.premises == len(dataset.candidates())
-    assert (written.queries, written.refused) == (len(queries), 0)
-    assert written.explains == sum(len(query.gold) for query in queries)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ def test_a_file_appears_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     assert path.read_text() == "old\n"
     write("new\n")
     assert (path.read_text(), list(tmp_path.iterdir())) == ("new\n", [path])
+    (link := tmp_path / "link").symlink_to(old := path)
+    path = link
+    write("newer\n")
+    assert (link.is_symlink(), old.read_text()) == (True, "newer\n")
     path = tmp_path / "new" / "folder" / "pairs.jsonl"
     write("new\n")
     assert path.read_text() == "new\n"

@@ -136,7 +136,8 @@ async def test_an_error_names_the_request_id_that_the_service_returns() -> None:
     class Internal(Failing):
         async def _answer(self, context: Any) -> None:
             sent = dict(context.invocation_metadata())["x-request-id"]
-            await context.abort(grpc.StatusCode.INTERNAL, "the service's log has it", (("x-request-id", sent),))
+            trailer = (("x-request-id", sent), ("x-other", "another"))
+            await context.abort(grpc.StatusCode.INTERNAL, "the service's log has it", trailer)
 
     async with served(lambda _: None, Internal) as (_, channel):
         with pytest.raises(errors.AeencError, match=r"^the service's log has it \(request of-the-caller\)$") as caught:
@@ -183,7 +184,8 @@ async def test_a_call_that_fails_in_passing_is_repeated_under_the_same_request_i
         started = time.monotonic()
         with nullcontext() if attempts > times else pytest.raises(type(error), match=error.message) as caught:
             await EncoderClient(channel).encode(["a"])
-        assert time.monotonic() - started < 10
+        asked_s = (attempts - 1) * (error.retry_after_s or 0)
+        assert 0.75 * asked_s <= time.monotonic() - started < 10, "the server's word on when to come back is followed"
     assert caught is None or caught.value.retry_after_s == error.retry_after_s
     assert (len(servicer.request_ids), len(set(servicer.request_ids))) == (attempts, 1)
 
@@ -220,13 +222,6 @@ async def test_repeating_ends_within_the_timeout_with_the_last_error() -> None:
             await EncoderClient(channel).encode(["a"], timeout_s=2)
         assert time.monotonic() - started < 10
     assert len(servicer.request_ids) >= 2
-
-
-async def test_the_servers_word_on_when_to_come_back_is_followed() -> None:
-    async with served(first(1, errors.Overloaded("full", retry_after_s=0.4))) as (_, channel):
-        started = time.monotonic()
-        await EncoderClient(channel).encode(["a"])
-        assert time.monotonic() - started > 0.3
 
 
 async def test_a_last_attempt_without_time_does_not_hide_the_refusal_before_it() -> None:
@@ -334,11 +329,12 @@ async def test_a_view_of_a_connection_has_its_own_token_and_deadline_and_is_clos
             if self.request_ids[-1] == "Bearer slow":
                 await asyncio.sleep(5)
 
-    async with served(lambda _: None, Listening, token="first") as (servicer, channel):
+    async with served(lambda _: None, Listening, token="first\n") as (servicer, channel):  # as a file has it
         view = channel.with_options(token="slow", timeout_s=0.2, retry=False)
         await EncoderClient(channel).encode(["a"])
-        with pytest.raises(errors.DeadlineExceeded, match=r"within 0\.2 s"):
-            await EncoderClient(view).encode(["a"])
+        told = r"did not answer within 0\.2 s; allow more time \(request of-the-caller\)"
+        with pytest.raises(errors.DeadlineExceeded, match=told):
+            await EncoderClient(view).encode(["a"], request_id="of-the-caller")
         assert servicer.request_ids == ["Bearer first", "Bearer slow"]
         await view.close()
         for closed in (channel, view):
@@ -354,17 +350,6 @@ async def test_a_connection_that_is_closed_while_a_call_waits_for_its_next_attem
         await channel.close()
         with pytest.raises(errors.FailedPrecondition, match="is closed; connect again"):
             await call
-
-
-async def test_a_deadline_that_passes_says_how_long_it_was() -> None:
-    class Slow(Failing):
-        async def _answer(self, context: Any) -> None:
-            await asyncio.sleep(5)
-
-    said = r"did not answer within 0.2 s; allow more time \(request of-the-caller\)"
-    async with served(lambda _: None, Slow) as (_, channel):
-        with pytest.raises(errors.DeadlineExceeded, match=said):
-            await EncoderClient(channel).encode(["a"], timeout_s=0.2, request_id="of-the-caller")
 
 
 def test_a_connection_belongs_to_the_event_loop_of_its_first_use() -> None:
@@ -389,12 +374,6 @@ def test_a_pause_doubles_up_to_a_bound_or_is_what_the_service_asks_for(
     attempt: int, asked_s: float | None, seconds: float
 ) -> None:
     assert 0.8 * seconds <= pause_s(attempt, errors.Overloaded("full", retry_after_s=asked_s)) <= 1.2 * seconds
-
-
-def test_the_request_id_of_an_error_is_that_of_the_trailer_by_its_name() -> None:
-    trailer = grpc.aio.Metadata(("x-request-id", "ours"), ("x-other", "another"))
-    error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), trailer)
-    assert status.from_rpc_error(error).request_id == "ours"
 
 
 async def test_a_message_that_could_not_be_sent_any_more_is_unavailable_and_no_internal_error() -> None:
@@ -475,11 +454,6 @@ def test_a_token_that_no_header_holds_is_refused_without_being_shown(token: str)
     with pytest.raises(errors.InvalidArgument, match="token: is blank or has characters") as caught:
         Channel("127.0.0.1:1", token=token)
     assert token not in caught.value.message
-
-
-async def test_the_line_end_of_a_token_file_is_no_part_of_the_token():
-    async with served(lambda _: None, token="secret\n") as (_, channel):
-        assert (await EncoderClient(channel).encode(["ice"])).vectors.shape == (1, 2)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "5", True])

@@ -112,14 +112,17 @@ async def shared(replicas: Replicas, hosts: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("frequent_lookups")
-async def test_a_replica_behind_a_name_leaves_without_a_failed_call_and_comes_back_to_its_share(
-    replicas: Replicas,
+@pytest.mark.parametrize("kind", ["name", pytest.param("list", marks=pytest.mark.slow)])
+async def test_a_replica_leaves_without_a_failed_call_and_comes_back_to_its_share(
+    replicas: Replicas, kind: str
 ) -> None:
     for host in HOSTS:
         await replicas.start(host, connection_age_s=0.3)
     with NameServer() as names:
         names.known["encoders.test"] = HOSTS
-        async with sticky_caller(names.target("encoders.test", replicas.port)):
+        listed = ",".join(f"{host}:{replicas.port}" for host in HOSTS)
+        target = names.target("encoders.test", replicas.port) if kind == "name" else listed
+        async with sticky_caller(target):
             await shared(replicas, HOSTS)
             names.known["encoders.test"] = HOSTS[1:]
             await replicas.stop(HOSTS[0])
@@ -127,15 +130,3 @@ async def test_a_replica_behind_a_name_leaves_without_a_failed_call_and_comes_ba
             await replicas.start(HOSTS[0], connection_age_s=0.3)
             names.known["encoders.test"] = HOSTS
             await shared(replicas, HOSTS)
-
-
-@pytest.mark.slow
-async def test_a_replica_of_a_list_goes_and_comes_back_without_a_failed_call(replicas: Replicas) -> None:
-    for host in HOSTS:
-        await replicas.start(host, connection_age_s=0.3)
-    async with sticky_caller(",".join(f"{host}:{replicas.port}" for host in HOSTS)):
-        await shared(replicas, HOSTS)
-        await replicas.stop(HOSTS[0])
-        await shared(replicas, HOSTS[1:])
-        await replicas.start(HOSTS[0], connection_age_s=0.3)
-        await shared(replicas, HOSTS)

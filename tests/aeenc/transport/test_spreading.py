@@ -59,10 +59,12 @@ class Fleet:
         self.first, self.second = Scripted(), Scripted()
         self.servers = [grpc.aio.server(), grpc.aio.server()]
         self.targets: list[str] = []
+        self.channels: list[Channel] = []
 
     async def client(self, retry: Retry | bool = HEDGED) -> EncoderClient:
         """A client that is connected to both."""
-        client = EncoderClient(Channel(",".join(self.targets), timeout_s=20, retry=retry))
+        client = EncoderClient(channel := Channel(",".join(self.targets), timeout_s=20, retry=retry))
+        self.channels.append(channel)
         async with asyncio.timeout(10):
             while not (self.first.texts and self.second.texts):
                 await client.encode(["warm"])
@@ -77,6 +79,8 @@ async def fleet() -> AsyncIterator[Fleet]:
         fleet.targets.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
         await server.start()
     yield fleet
+    for channel in fleet.channels:
+        await channel.close()
     for server in fleet.servers:
         await server.stop(0)
 
@@ -95,7 +99,6 @@ async def test_a_read_leaves_a_silent_server_and_later_ones_pass_over_it(
     later = EncoderClient(client.channel.with_options(retry=PATIENT))
     await asyncio.gather(*(later.encode([f"later {number}"]) for number in range(10)))
     assert fleet.first.texts[-1] == "asked"
-    await client.channel.close()
 
 
 @pytest.mark.parametrize(("code", "answers"), [("UNAVAILABLE", 0), ("DEADLINE_EXCEEDED", 0), ("INVALID_ARGUMENT", 1)])
@@ -125,7 +128,6 @@ async def test_a_silent_server_is_tried_again_by_and_by(fleet: Fleet, monkeypatc
     async with asyncio.timeout(10):
         while not await is_back():
             pass
-    await client.channel.close()
 
 
 async def test_a_server_that_is_still_loading_is_passed_over_by_later_calls(
@@ -146,7 +148,6 @@ async def test_a_server_that_is_still_loading_is_passed_over_by_later_calls(
     fleet.second.answer = loading
     fleet.first.answer = at_once
     assert (await client.encode(["asked"])).vectors.shape == (1, 2), "without any other it is asked again"
-    await client.channel.close()
 
 
 async def test_a_call_that_takes_long_at_a_server_that_answers_others_is_sent_once(
@@ -171,7 +172,6 @@ async def test_a_call_that_takes_long_at_a_server_that_answers_others_is_sent_on
     assert [*fleet.first.texts, *fleet.second.texts].count("long") == 1
     finish.set()
     await long
-    await client.channel.close()
 
 
 @pytest.mark.parametrize("cls", [errors.Unavailable, errors.Overloaded])
@@ -193,7 +193,6 @@ async def test_a_second_server_that_refuses_does_not_decide_while_the_first_may_
     fleet.first.answer = fleet.second.answer = answer
     await client.encode(["asked"])
     assert asked == ["asked", "asked"]
-    await client.channel.close()
 
 
 async def test_a_read_fails_with_its_reason_when_both_servers_do(fleet: Fleet) -> None:
@@ -208,7 +207,6 @@ async def test_a_read_fails_with_its_reason_when_both_servers_do(fleet: Fleet) -
     fleet.first.answer = fleet.second.answer = answer
     with pytest.raises(errors.InvalidArgument, match="too long"):
         await client.encode(["asked"])
-    await client.channel.close()
 
 
 @pytest.mark.parametrize(("retry", "sent"), [(False, 1), (HEDGED, 2), (Retry(hedge_s=60.0), 2)])
@@ -221,7 +219,6 @@ async def test_a_call_ends_in_time_and_one_that_may_be_made_once_only_is_sent_to
         with pytest.raises(errors.DeadlineExceeded):
             await client.encode(["asked"], timeout_s=0.5)
     assert [*fleet.first.texts, *fleet.second.texts].count("asked") == sent
-    await client.channel.close()
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["cancelled by its caller", "its connection closed"])
@@ -239,4 +236,3 @@ async def test_a_read_that_is_given_up_ends_at_both_servers_and_says_why(fleet: 
         with pytest.raises(asyncio.CancelledError):
             await call
     await until(lambda: fleet.first.cancelled == fleet.second.cancelled == ["asked"])
-    await client.channel.close()

@@ -1,4 +1,4 @@
-"""The blocking face of the SDK: the same methods and iterators without await, on one background loop a process."""
+"""The blocking face of the SDK: the awaiting one's methods on one background loop a process; Ctrl-C, and forks."""
 
 from __future__ import annotations
 
@@ -19,43 +19,29 @@ import numpy as np
 import pytest
 
 import aeenc
-from aeenc import errors, vectors
-from aeenc.transport.sync import LOOP, Caller, given
+from aeenc import errors
+from aeenc.transport.sync import LOOP, Caller, _Loop, given
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from support.command import run_script
+from support.worlds.index_world import HashedEncoder, vector_of
 
 
-class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Answers vectors of ones, as many as there were texts."""
+class Servicer(HashedEncoder):
+    """Answers "slow" after a while, and "together" once eight have come."""
 
-    open_streams = 0
     calls = 0
 
     def __init__(self) -> None:
-        self._eight = asyncio.Barrier(8)
+        super().__init__()
+        self.version, self._eight = "v1", asyncio.Barrier(8)
 
-    async def Encode(self, request: encoder_pb2.EncodeRequest, context: Any) -> encoder_pb2.EncodeResponse:
+    async def _encode(self, request: Any, context: Any) -> Any:
         self.calls += 1
         if request.texts[0] == "slow":
             await asyncio.sleep(0.3)
         if request.texts[0] == "together":
             await asyncio.wait_for(self._eight.wait(), 10)
-        matrix = np.ones((len(request.texts), 2), np.float32)
-        return encoder_pb2.EncodeResponse(model_version="v1", embeddings=vectors.to_proto(matrix))
-
-    async def EncodeStream(
-        self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[encoder_pb2.EncodeStreamResponse]:
-        self.open_streams += 1
-        try:
-            async for request in request_iterator:
-                batch = await self.Encode(request.batch, context)
-                yield encoder_pb2.EncodeStreamResponse(batch_seq=request.batch_seq, batch=batch)
-        finally:
-            self.open_streams -= 1
-
-    async def GetInfo(self, request: Any, context: Any) -> encoder_pb2.EncoderServiceGetInfoResponse:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not asked for in these tests")
+        return await super()._encode(request, context)
 
 
 class Sampler(sampler_pb2_grpc.SamplerServiceServicer):
@@ -123,7 +109,7 @@ async def test_methods_block_and_streams_are_iterators_even_inside_a_running_loo
     with aeenc.connect(encoder=served[1]) as client:
         encoded = client.encoder.encode(["a", "b"])
         assert encoded.model_version == "v1"
-        assert np.array_equal(encoded.vectors, np.ones((2, 2)))
+        assert np.array_equal(encoded.vectors, [vector_of(text, encoder_pb2.ROLE_QUERY) for text in ("a", "b")])
         batches = client.encoder.encode_stream(["a"] * n for n in (1, 2, 3))
         assert [len(batch.vectors) for batch in batches] == [1, 2, 3]
         batches = client.encoder.encode_all((f"text {n}" for n in range(10)), batch=4)
@@ -215,8 +201,7 @@ def test_what_is_not_given_comes_from_the_environment_and_the_fleet(
 
 def test_calls_of_several_threads_run_at_the_same_time(served: tuple[Servicer, str]) -> None:
     with aeenc.connect(encoder=served[1], timeout_s=30) as client, ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda _: client.encoder.encode(["together"]), range(8)))
-    assert len(answers) == 8
+        assert len(list(threads.map(lambda _: client.encoder.encode(["together"]), range(8)))) == 8
 
 
 @pytest.fixture
@@ -422,3 +407,94 @@ def test_a_program_ends_with_its_iterators_and_clients_still_open(
     ended = run_script(script.format(target=served[1]))
     assert ended.returncode == code, ended.stderr
     assert told in ended.stderr
+
+
+@pytest.mark.parametrize("is_scheduled", [True, False])
+def test_an_interrupt_while_a_step_is_handed_over_ends_it_and_closes_the_iterator(monkeypatch, is_scheduled):
+    ended: list[str] = []
+
+    async def endless() -> AsyncIterator[int]:
+        try:
+            await asyncio.sleep(600)
+            yield 1
+        finally:
+            ended.append("closed")
+
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def interrupted(coroutine, loop):
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hand_over)
+        if is_scheduled:
+            hand_over(coroutine, loop)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), loop).result()  # it waits by then
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(Caller().iterate(endless()))
+    assert ended == (["closed"] if is_scheduled else [])
+
+
+def test_an_interrupt_while_the_loop_is_started_leaves_later_calls_a_loop_that_runs(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    loops = _Loop()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loops.get()
+    loop = loops.get()
+    assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "done"), loop).result(20) == "done"
+    loop.call_soon_threadsafe(loop.stop)
+    loops._thread.join(20)
+    loop.close()
+
+
+# In a process of its own: forking this one would copy pytest's threads and locks. It prints how each child ended.
+FORKS = """
+import asyncio, os
+import aeenc
+from aeenc import errors
+
+def blocking():
+    return aeenc.connect(encoder="127.0.0.1:1", timeout_s=0.1).encoder
+
+def idle():
+    return aeenc.connect_async(encoder="127.0.0.1:1", timeout_s=0.1)
+
+async def awaiting():
+    return idle().encoder
+
+async def encode(client):
+    await client.encoder.encode(["a"])
+
+def fork(do):
+    if os.fork() == 0:
+        try:
+            do()
+        except errors.AeencError as error:
+            print(type(error).__name__, error.message, flush=True)
+        os._exit(0)
+    os.wait()
+
+unused = idle()
+fork(lambda: blocking().encode(["a"]))
+if {parent!r} == "blocking":
+    use = blocking().encode
+else:
+    client = asyncio.new_event_loop().run_until_complete(awaiting())
+    use = lambda texts: asyncio.run(client.encode(texts))
+for do in (lambda: use(["a"]), blocking, lambda: asyncio.run(awaiting()), lambda: asyncio.run(encode(unused))):
+    fork(do)
+"""
+FORKED = "nothing of aeenc may be connected in the parent before a fork; start workers with the spawn method"
+
+
+@pytest.mark.parametrize("parent", ["blocking", "awaiting"])
+def test_after_a_fork_a_child_may_connect_unless_its_parent_had_and_is_told_why(parent: str) -> None:
+    ended = run_script(FORKS.format(parent=parent))
+    before, *after = ended.stdout.splitlines()
+    assert before.startswith("Unavailable "), (before, ended.stderr)
+    assert len(after) == 4, ended.stderr
+    assert all(told.startswith("FailedPrecondition ") and FORKED in told for told in after), after

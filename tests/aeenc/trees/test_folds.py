@@ -39,9 +39,6 @@ def test_trees_that_share_a_query_are_in_one_fold_and_those_that_share_a_fact_ne
     assert sorted(at for fold in folds for at in fold) == list(range(len(RECORDS)))
     (with_ice,) = [fold for fold in folds if 0 in fold]
     assert with_ice == [0, 2, 3]
-
-
-def test_a_seed_gives_the_same_folds_again() -> None:
     assert folds_of(_trees(), 2, seed=3) == folds_of(_trees(), 2, seed=3)
 
 

@@ -207,12 +207,9 @@ def test_gold_is_the_union_over_the_trees_of_the_split(tmp_path: Path) -> None:
     assert set(by_text["leo is a constellation"].splits) == {"train", "dev"}
 
 
-def test_a_missing_split_names_those_that_are_there() -> None:
+def test_a_missing_split_names_those_that_are_there_and_another_layout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="train, dev, test"):
         Dataset.load(SAMPLE).trees("validation")
-
-
-def test_a_directory_in_another_layout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="task_1"):
         Dataset.load(tmp_path)
 
