@@ -12,6 +12,7 @@ from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument, NotFound
 from aeenc.evaluation import (
     RatedDataset,
+    accessible_folded,
     accessible_of,
     gold_folded,
     gold_of,
@@ -160,3 +161,5 @@ def test_a_candidate_that_a_folded_corpus_does_not_have_is_named(beir: Path, sta
     candidates = load_data(beir).candidates()
     with pytest.raises(InvalidArgument, match=r"candidate 'd3' .* build"):
         list(gold_folded([("why?", ["a nail is iron"])], candidates, standing))
+    with pytest.raises(InvalidArgument, match=r"candidate 'd3' .* build"):
+        accessible_folded({"why?": Accessible(before_id="d2")}, candidates, standing)

@@ -15,6 +15,7 @@ from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.cli.output import metrics_table
 from aeenc.evaluation import load_data, query_id, read_grades, read_run
+from aeenc.index import IndexClient
 from aeenc.loop import Round
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
@@ -75,6 +76,79 @@ async def test_an_encoder_is_compared_with_the_one_before(aeenc, fleet, trees):
     fleet.trainer.reports = [report(ranks=ranks, model_version="q8"), report(ranks=ranks)]
     shown = (await aeenc("evaluate", "--data", trees, "--against", "previous")).stdout
     assert "against q8, MAP 0.625: no difference shown (+.000, p 1.000)" in shown
+
+
+async def test_figures_stand_beside_those_with_premises_folded_that_say_the_same(aeenc, fleet, trees):
+    metrics = types_pb2.RetrievalMetrics(map=0.75)
+    fleet.trainer.reports = [report(), report(strict=metrics, paper=metrics, candidates=7)] * 2
+    words = ("evaluate", "--data", trees, "--fold-same", "--keep")
+    ended = await aeenc("--json", *words)
+    assert ended.code == 0, ended.stderr
+    assert (ended.json["strict"]["MAP"], ended.json["folded"]["strict"]["MAP"]) == (0.5, 0.75)
+    plain, folded = fleet.trainer.asked
+    assert folded.config.corpus == f"{plain.config.corpus}-folded"
+    assert list(folded.queries) == list(plain.queries)
+    shown = (await aeenc(*words, "--all")).stdout
+    for column in ("strict, folded", "paper, folded", "premise unseen, folded", "hypothesis alone, folded"):
+        assert column in shown
+    ended = await aeenc(*words, "--corpus", "science")
+    assert (ended.code, "--fold-same builds a corpus of its own" in ended.stderr) == (2, True)
+
+
+async def test_a_folded_corpus_is_listed_only_for_strata_and_for_what_is_accessible(aeenc, fleet, trees, monkeypatch):
+    def refused(_client, *_names, **_options):
+        raise errors.Unavailable("premises are listed")
+
+    fleet.trainer.report = report()
+    words = ("--json", "evaluate", "--data", trees, "--fold-same")
+    monkeypatch.setattr(IndexClient, "list_premises", refused)
+    ended = await aeenc(*words, "--conditioned")
+    assert ended.code == 0, ended.stderr
+    assert ended.json["folded"]["strict"]["MAP"] == 0.5
+    assert "premises are listed" in (await aeenc(*words)).stderr
+
+
+def write_lemmas(folder: Path) -> Path:
+    """Lemmas in BEIR's layout, two of which say the same as an earlier one; some queries stand before these."""
+    facts = ["ice is light", "iron is magnetic", "The ice is light", "water is wet", "An iron is magnetic"]
+    asked = {"q1": "ice floats", "q2": "iron sank", "q3": "ice swims"}
+    before = {"q1": "d3", "q2": "d5", "q3": "d4"}
+    gold = {"q1": ["d1", "d2"], "q2": ["d2", "d4"], "q3": ["d1", "d3"]}
+    (folder / "qrels").mkdir(parents=True)
+    lines = [json.dumps({"_id": f"d{n}", "text": text}) for n, text in enumerate(facts, start=1)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    lines = [json.dumps({"_id": name, "text": text, "before": before[name]}) for name, text in asked.items()]
+    (folder / "queries.jsonl").write_text("\n".join(lines))
+    rows = [f"{query}\t{premise}\t1" for query, premises in gold.items() for premise in premises]
+    (folder / "qrels" / "dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+    return folder
+
+
+async def test_what_stands_before_a_folded_premise_stays_accessible(aeenc, fleet, tmp_path):
+    fleet.trainer.report = report()
+    data = write_lemmas(tmp_path / "lemmas")
+    ended = await aeenc("--json", "evaluate", "--data", data, "--fold-same")
+    assert ended.code == 0, ended.stderr
+    plain, folded = ({one.text: one.before_id for one in asked.queries} for asked in fleet.trainer.asked)
+    assert plain == {"ice floats": "d3", "iron sank": "d5", "ice swims": "d4"}
+    assert folded == {"ice floats": "d4", "iron sank": "", "ice swims": "d4"}, "a folded one stands with the first"
+
+
+async def test_strata_stand_beside_those_with_premises_folded(aeenc, fleet, tmp_path):
+    def ranked(*strict):
+        return report(ranks=[types_pb2.GoldRanks(strict=one) for one in strict])
+
+    fleet.trainer.reports = [ranked([1, 2], [1, 2], [3, 4]), ranked([1, 2], [1, 2], [1])] * 2
+    words = ("evaluate", "--data", write_lemmas(tmp_path / "lemmas"), "--fold-same", "--keep")
+    told = (await aeenc("--json", *words)).json
+    plain, folded = (
+        {name: (one["pairs"], round(one["MAP"], 3)) for name, one in of["by"]["overlap"].items()}
+        for of in (told, told["folded"])
+    )
+    assert (plain["up to .25"], folded["up to .25"]) == ((4, 0.806), (3, 1.0)), "what says the same is one pair"
+    assert plain["no shared word"] == folded["no shared word"] == (2, 1.0)
+    shown = (await aeenc(*words)).stdout
+    assert "up to .25, folded" in shown
 
 
 async def test_rated_facts_are_evaluated_with_their_grades(aeenc, fleet, index, tmp_path):

@@ -78,26 +78,33 @@ def build_corpus(
     return built
 
 
-def corpus_name(dataset: Source) -> str:
-    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order."""
+def corpus_name(dataset: Source, *, fold_same: bool = False) -> str:
+    """Names a corpus `eval-` and 8 hex digits of a hash over the candidates' texts in order; `-folded` if it is so."""
     digest = hashlib.sha256()
     for candidate in dataset.candidates():
         digest.update(candidate.text.encode() + b"\0")
-    return f"eval-{digest.hexdigest()[:8]}"
+    return f"eval-{digest.hexdigest()[:8]}{'-folded' if fold_same else ''}"
 
 
-def ensure_corpus(client: Client, dataset: Source, report: Report = lambda *_: None) -> str:
+def ensure_corpus(
+    client: Client,
+    dataset: Source,
+    report: Report = lambda *_: None,
+    *,
+    fold_same: bool = False,
+) -> str:
     """Builds the corpus of a dataset's candidates unless it serves in the trainer's space; returns its name.
 
-    Where one with these texts serves already, and has them in other splits, the name gets a hash of the splits.
+    With `fold_same`, candidates that say the same are one, and the name ends with `-folded`. Where one with these texts
+    serves already, and has them in other splits, the name gets a hash of the splits.
     """
-    name, space_id = corpus_name(dataset), client.trainer.info().default_space_id
+    name, space_id = corpus_name(dataset, fold_same=fold_same), client.trainer.info().default_space_id
     serving = {found.corpus for found in client.index.list_corpora() if found.active.space_id == space_id}
     splits = {candidate.text: sorted(candidate.splits) for candidate in dataset.candidates()}
-    if name in serving and not _has_splits(client, name, splits):
+    if name in serving and not fold_same and not _has_splits(client, name, splits):
         name += f"-{hashlib.sha256(json.dumps(splits).encode()).hexdigest()[:8]}"
     if name not in serving:
-        build_corpus(client, name, dataset, report)
+        build_corpus(client, name, dataset, report, fold_same=fold_same)
     return name
 
 

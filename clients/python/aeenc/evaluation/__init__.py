@@ -12,6 +12,7 @@ from aeenc.evaluation.answers import Question, answer_splits, question_class, re
 from aeenc.evaluation.datasets import (
     Gold,
     Source,
+    accessible_folded,
     accessible_of,
     gold_folded,
     gold_of,
@@ -79,6 +80,7 @@ __all__ = [
     "Strata",
     "Stratum",
     "TreeScore",
+    "accessible_folded",
     "accessible_of",
     "analogy_scores",
     "answer_ranks",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from aeenc.errors import InvalidArgument
@@ -74,16 +75,36 @@ def gold_folded(
     them. Raises InvalidArgument naming a candidate for which none of them stands.
     """
     texts = {one.id: one.text for one in candidates}
-    if lost := next((name for name in texts if standing.get(name) not in texts), None):
-        raise InvalidArgument(
-            f"candidate {lost!r} has no premise in the folded corpus; build that from these candidates again"
-        )
+    _check_standing(texts, standing)
     stands = {text: texts[standing[name]] for name, text in texts.items()}
     for query, premises in queries:
         gold: dict[str, float] = {}
         for text, grade in grades_of(premises).items():
             gold[stands[text]] = max(grade, gold.get(stands[text], 0.0))
         yield query, gold
+
+
+def accessible_folded(
+    accessible: Mapping[str, Accessible], candidates: Sequence[Candidate], standing: Mapping[str, str]
+) -> dict[str, Accessible]:
+    """Returns what is accessible where some candidates stand with an earlier one; `standing` as in `gold_folded`.
+
+    Before one of those is what is before the next that stands for itself; where none follows, all is. Raises as
+    `gold_folded`.
+    """
+    names = [one.id for one in reversed(candidates)]
+    _check_standing(names, standing)
+    following = accumulate(names, lambda end, name: name if standing[name] == name else end, initial="")
+    ends = dict(zip(names, [*following][1:], strict=True))
+    return {text: replace(one, before_id=ends.get(one.before_id, "")) for text, one in accessible.items()}
+
+
+def _check_standing(names: Collection[str], standing: Mapping[str, str]) -> None:
+    known = set(names)
+    if lost := next((name for name in names if standing.get(name) not in known), None):
+        raise InvalidArgument(
+            f"candidate {lost!r} has no premise in the folded corpus; build that from these candidates again"
+        )
 
 
 def beir_splits(root: Path) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ one, named after their content, which is deleted in the end, or kept for the nex
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,14 @@ from aeenc.evaluation import (
     RatedDataset,
     Source,
     Strata,
+    accessible_folded,
     accessible_of,
     average_precision,
     by_depth,
     by_overlap,
     by_split,
     difference_of,
+    gold_folded,
     gold_of,
     grades_of,
     load_data,
@@ -59,6 +61,8 @@ def generation_for(
     version: str,
     dataset: Source | None,
     report: Report = lambda *_: None,
+    *,
+    fold_same: bool = False,
 ) -> str:
     """Finds the generation of a corpus in a version's space, whose vectors the version's premise encoder made.
 
@@ -77,7 +81,7 @@ def generation_for(
             f"corpus {corpus!r} has no generation in space {space_id} of version {version}; build one with "
             f"`aeenc corpus build --space {space_id} --no-activate`, or leave --corpus out"
         )
-    built = build_corpus(client, corpus, dataset, report, activate=False, space_id=space_id)
+    built = build_corpus(client, corpus, dataset, report, activate=False, space_id=space_id, fold_same=fold_same)
     return built.id
 
 
@@ -90,13 +94,14 @@ def candidates_of(
     *,
     keep: bool,
     explain: bool,
+    fold_same: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Lends the corpus of a dataset's candidates, and the generation in the space of a version ("": the active one).
 
     With `explain`, the explanations of split train are stored for the prior. What had to be built for it is deleted in
     the end, unless it is to be kept or another evaluation uses it.
     """
-    corpus, generation, is_built = corpus_name(dataset), "", False
+    corpus, generation, is_built = corpus_name(dataset, fold_same=fold_same), "", False
     before = {one.corpus for one in client.index.list_corpora()}
     with out.progress("candidates", "facts") as report:
 
@@ -106,9 +111,9 @@ def candidates_of(
             report(*now)
 
         if version is not None:
-            generation = generation_for(client, corpus, version, dataset, progressed)
+            generation = generation_for(client, corpus, version, dataset, progressed, fold_same=fold_same)
         else:
-            corpus = ensure_corpus(client, dataset, progressed)
+            corpus = ensure_corpus(client, dataset, progressed, fold_same=fold_same)
     active = {one.corpus: one.active.id for one in client.index.list_corpora()}
     held, holder = generation or active[corpus], f"evaluate-{uuid.uuid4().hex[:12]}"
     with suppress(PermissionDenied):  # without the admin's credential nothing is built, either
@@ -132,6 +137,11 @@ def explain_training(client: Client, corpus: str, dataset: Source) -> None:
     queries = gold_of(dataset, TRAINING_SPLIT)
     gold = [(text, [ids[one] for one, grade in grades_of(rated).items() if grade]) for text, rated in queries]
     client.index.put_explanations(corpus, gold, replace=True)
+
+
+def _generation_of(client: Client, corpus: str, version: str | None) -> str:
+    """Finds the generation of a corpus that a version needs; "" is the active one."""
+    return generation_for(client, corpus, version, None) if version is not None else ""
 
 
 def _check_explained(data: Path, dataset: Source) -> None:
@@ -183,6 +193,10 @@ def evaluate(
         list[StrataName] | None,
         typer.Option(help="Also by the depth of queries, or the split of premises, in fixed bands; may be repeated."),
     ] = None,
+    fold_same: Annotated[
+        bool,
+        typer.Option("--fold-same", help="Beside each figure, that with premises that say the same made one."),
+    ] = False,
     whole: Annotated[bool, typer.Option("--all", help="Show all metrics, parts and whole trees.")] = False,
 ) -> None:
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
@@ -195,6 +209,8 @@ def evaluate(
     check_model(label, version)
     if conditioned and run is not None:
         raise InvalidArgument("--run has no conditioned form; leave --conditioned or --run out")
+    if fold_same and corpus:
+        raise InvalidArgument("--fold-same builds a corpus of its own from --data; leave --corpus or --fold-same out")
     dataset = load_data(data)
     queries = gold_of(dataset, split)
     asked = {text for text, _ in queries}
@@ -206,11 +222,10 @@ def evaluate(
     out = output_of(context)
     with ExitStack() as stack:
         connected = stack.enter_context(client(context))
-        if corpus:
-            generation = generation_for(connected, corpus, version, None) if version is not None else ""
-        else:
-            lent = candidates_of(out, connected, dataset, version, keep=keep, explain=bool(prior))
-            corpus, generation = stack.enter_context(lent)
+        lent = partial(candidates_of, out, connected, dataset, version, keep=keep, explain=bool(prior))
+        corpus, generation = (
+            (corpus, _generation_of(connected, corpus, version)) if corpus else stack.enter_context(lent())
+        )
         evaluated = partial(
             connected.trainer.evaluate,
             queries=queries,
@@ -219,22 +234,25 @@ def evaluate(
             conditioned=conditioned,
             timeout_s=TIMEOUT_S,
         )
+        whole_report: dict[str, Any] = {
+            "label": label,
+            "version": version,
+            "training": training_of(dataset, split),
+            "trees": dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
+            "strict_only": protocol == "strict",
+        }
         pairs = sum(sum(map(bool, gold.values())) for _, gold in strict_gold(queries))
         # first: a label that is misspelt costs no time
         other = evaluated(corpus, label=against, ranks=True, strict_only=True) if against else None
-        answer = evaluated(
-            corpus,
-            label=label,
-            version=version,
-            generation=generation,
-            training=training_of(dataset, split),
-            trees=dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
-            ranks=bool(against) or pairs <= RANKED_PAIRS,
-            strict_only=protocol == "strict",
-        )
+        answer = evaluated(corpus, generation=generation, ranks=bool(against) or pairs <= RANKED_PAIRS, **whole_report)
         measured = report_dict(answer)
         if not conditioned:
             measured |= _strata_told(answer, queries, strata)
+        if fold_same:
+            place = stack.enter_context(lent(fold_same=True))
+            ranked = {} if conditioned or pairs > RANKED_PAIRS else strata
+            evaluated_in = partial(evaluated, **whole_report)
+            measured["folded"] = _folded(connected, place, dataset, accessible, queries, ranked, evaluated_in)
         if other is not None:
             measured["against"] = comparison_dict(_compared(answer, other))
         tables = report_tables(measured, whole=whole or "graded" in measured)
@@ -260,6 +278,33 @@ def strata_of(names: Sequence[StrataName], dataset: Source, split: str) -> dict[
     if StrataName.DEPTH in names and isinstance(dataset, Dataset):
         made["depth"] = by_depth(dataset.trees(split))
     return made | ({"split": by_split(dataset.candidates())} if StrataName.SPLIT in names else {})
+
+
+def _folded(
+    client: Client,
+    place: tuple[str, str],
+    dataset: Source,
+    accessible: Mapping[str, Accessible],
+    queries: Sequence[Gold],
+    strata: Mapping[str, Strata],
+    evaluated: Callable[..., values.EvaluationReport],
+) -> dict[str, Any]:
+    """Measures in a corpus and generation where premises that say the same are one; also by the strata given."""
+    corpus, generation = place
+    candidates = dataset.candidates()
+    standing = _standing(client, corpus, generation) if accessible or strata else {}
+    if accessible:
+        accessible = accessible_folded(accessible, candidates, standing)
+    report = evaluated(corpus, generation=generation, ranks=bool(strata), accessible=accessible)
+    if not strata:
+        return report_dict(report)
+    return report_dict(report) | _strata_told(report, gold_folded(queries, candidates, standing), strata)
+
+
+def _standing(client: Client, corpus: str, generation: str) -> dict[str, str]:
+    """Maps each id of a generation, aliases too, to the id of the premise that stands for it."""
+    premises = client.index.list_premises(corpus, generation=generation)
+    return {name: one.id for one in premises for name in (one.id, *one.aliases)}
 
 
 def _strata_told(

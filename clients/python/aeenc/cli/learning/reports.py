@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -19,6 +19,7 @@ _GRADED = {f"NDCG {name}": f"ndcg_{gain.value}" for gain, name in GAINS.items()}
 }
 _SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 _FEW = ("MAP", "Hit@10")
+FOLDED = ", folded"
 
 
 def report_dict(report: values.EvaluationReport) -> dict[str, Any]:
@@ -60,42 +61,59 @@ def strata_dict(strata: Iterable[Stratum]) -> dict[str, Any]:
 def report_tables(report: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
     """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees.
 
-    Unless `whole`, only MAP and Hit@10 of both protocols, and strata.
+    Unless `whole`, only MAP and Hit@10 of both protocols. Where `report` has what was measured with premises that say
+    the same made one (`folded`), its figures stand beside those without.
     """
-    columns = {name: report[name] for name in PROTOCOLS if name in report}
+    folded: Mapping[str, Any] = report.get("folded", {})
+    columns = {
+        name + beside: measured[name]
+        for name in PROTOCOLS
+        for measured, beside in ((report, ""), (folded, FOLDED))
+        if name in measured
+    }
     rows = [[name, *(f"{one[name]:.3f}" for one in columns.values())] for name in (METRIC_FIELDS if whole else _FEW)]
     made = [table(["metric", *columns], rows, right=len(columns))]
-    made += [_bands(f"by {name}", bands, bands) for name, bands in report.get("by", {}).items()]
+    for name in report.get("by", {}):
+        measured = [
+            (band, *(f"{one[metric]:.3f}" for metric in _SHOWN), one["queries"], one["pairs"])
+            for band, one in _beside(report["by"], folded.get("by", {}), name)
+        ]
+        made.append(table([f"by {name} (strict)", *_SHOWN, "queries", "pairs"], measured, right=len(_SHOWN) + 2))
     if not whole:
         return made
-    if parts := report.get("parts"):
-        made.append(_bands("part", parts, {name: part.get("strict", {}) for name, part in parts.items()}))
+    if "parts" in report:
+        parts = [
+            (
+                name,
+                *(f"{part['strict'][metric]:.3f}" if "strict" in part else "" for metric in _SHOWN),
+                part["queries"],
+                part["pairs"],
+            )
+            for name, part in _beside(report, folded, "parts")
+        ]
+        made.append(table(["part (strict)", *_SHOWN, "queries", "pairs"], parts, right=len(_SHOWN) + 2))
     if "trees" in report:
         names = ("Recall@25", "Recall@25 micro", "AllCorrect@25")
         rows = [
-            [way.replace("_", " "), *(f"{level[name]:.3f}" for name in names)] for way, level in report["trees"].items()
+            [way.replace("_", " "), *(f"{level[name]:.3f}" for name in names)]
+            for way, level in _beside(report, folded, "trees")
         ]
         made.append(table(["whole trees", *names], rows, right=len(names)))
     if "graded" in report:
-        graded = report["graded"]
-        rows = [[name, f"{graded[name]:.3f}"] for name in _GRADED]
-        made.append(table(["by grades (strict)", ""], rows, right=1))
-        made.append(recall_table("recall of grade", graded["recall_by_grade"]))
+        graded = [report["graded"], *([folded["graded"]] if folded else [])]
+        rows = [[name, *(f"{one[name]:.3f}" for one in graded)] for name in _GRADED]
+        made.append(table(["by grades (strict)", "", *([FOLDED[2:]] if folded else [])], rows, right=len(graded)))
+        for one, beside in zip(graded, ("", FOLDED), strict=False):
+            made.append(recall_table(f"recall of grade{beside}", one["recall_by_grade"]))
     return made
 
 
-def _bands(title: str, counted: Mapping[str, Any], measured: Mapping[str, Any]) -> Table:
-    """Makes a table of parts of the pairs: the metrics of each under the strict protocol, if there, and its counts."""
-    rows = [
-        (
-            name,
-            *(f"{measured[name][metric]:.3f}" if measured[name] else "" for metric in _SHOWN),
-            one["queries"],
-            one["pairs"],
-        )
-        for name, one in counted.items()
-    ]
-    return table([f"{title} (strict)", *_SHOWN, "queries", "pairs"], rows, right=len(_SHOWN) + 2)
+def _beside(report: Mapping[str, Any], folded: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the rows of a table, each with its folded one behind it."""
+    for row, measured in report[name].items():
+        yield row, measured
+        if row in folded.get(name, {}):
+            yield row + FOLDED, folded[name][row]
 
 
 def recall_table(title: str, by_grade: Mapping[str, Mapping[str, float]]) -> Table:
