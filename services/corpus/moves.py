@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from aeenc import errors
 from services.store.files import Documents
-from services.store.formats import check_format, check_same, damage_is_data_loss, known_fields
+from services.store.formats import check_format, check_same, damage_is_data_loss, made_of
 
 FORMAT_VERSION = 1
 KEPT = 256  # records; older ones are removed
@@ -67,7 +67,7 @@ class Move:
         with damage_is_data_loss(name, "activate a generation again"):
             record: Mapping[str, Any] = json.loads(data)
             check_format(record, FORMAT_VERSION, name)
-            return cls(**{"generation": record["generation"], **known_fields(cls, record)})
+            return made_of(cls, {"generation": record["generation"], **record})
 
     def to_bytes(self) -> bytes:
         """Turns the move into a record."""

@@ -33,7 +33,7 @@ from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
 from services.store.files import atomic_write, try_lock
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, made_of
 
 FORMAT_VERSION = 1
 SERVICES = ("trainer", "encoder", "index", "sampler")  # start order: the trainer exports what the encoder loads
@@ -119,7 +119,7 @@ class Fleet:
     def options(self) -> Options | None:
         """Returns the options of the last `up`; None before the first."""
         record = self._read()
-        return Options(**known_fields(Options, record["options"])) if record else None
+        return made_of(Options, record["options"]) if record else None
 
     def targets(self) -> dict[str, str]:
         """Returns the address of each service, as of the last `up`."""
@@ -345,7 +345,7 @@ class Fleet:
         try:
             record: dict[str, Any] = json.loads(self._file.read_bytes())
             check_format(record, FORMAT_VERSION, str(self._file))
-            Options(**known_fields(Options, record["options"]))
+            made_of(Options, record["options"])
             dict(record["targets"]), [ProcessId(*pair[:2]) for pair in record["processes"].values()]
         except OSError as error:
             raise errors.FailedPrecondition(

@@ -33,7 +33,7 @@ from services.store.files import (
     try_lock,
     write_and_sync,
 )
-from services.store.formats import check_format, damage_is_data_loss
+from services.store.formats import check_format, damage_is_data_loss, made_of
 
 log = get(__name__)
 
@@ -454,15 +454,7 @@ def parse_manifest(data: bytes, path: Path, expected_sha256: str | None = None) 
     with damage_is_data_loss(path, "restore it"):
         manifest = json.loads(data)
         check_format(manifest, FORMAT_VERSION, str(path))
-        artifact = Artifact(
-            path=path.parent,
-            kind=manifest["kind"],
-            id=manifest["id"],
-            meta=manifest["meta"],
-            files={name: FileEntry(e["sha256"], e["size_bytes"]) for name, e in manifest["files"].items()},
-            manifest_sha256=digest,
-            created_at=datetime.fromisoformat(manifest["created_at"]),
-        )
+        artifact = made_of(Artifact, {**manifest, "path": path.parent, "manifest_sha256": digest})
     for name in artifact.files:
         if "/" in name or name in {"", ".", ".."}:
             raise errors.DataLoss(f"{path} names {name!r}, which is not a plain file name; it is forged")

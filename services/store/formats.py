@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from aeenc import errors
+
+T = TypeVar("T")
+_adapter: Any = cache(TypeAdapter)  # to make one takes milliseconds
 
 
 class NewerFormat(errors.FailedPrecondition):
@@ -66,12 +72,16 @@ def damage_is_data_loss(what: object, remedy: str) -> Iterator[None]:
         raise errors.DataLoss(f"{what} cannot be read ({type(error).__name__}: {told}); {remedy}") from error
 
 
-def known_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a record that are fields of the dataclass `cls`."""
-    return {field.name: record[field.name] for field in fields(cls) if field.name in record}
+def made_of(cls: type[T], record: Any) -> T:
+    """Makes a dataclass, and those in it, of a record; passes over what they do not know.
+
+    Raises ValueError for a value of another kind, and for one that is missing.
+    """
+    made: T = _adapter(cls).validate_python(record)
+    return made
 
 
 def unknown_fields(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries that are not, to be kept where the record is rewritten."""
+    """Returns the entries of a record that `cls` does not know, to be kept where the record is rewritten."""
     known = {"format_version", *(field.name for field in fields(cls))}
     return {name: value for name, value in record.items() if name not in known}

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.formats import UNREADABLE, check_format, damage_is_data_loss, known_fields, unknown_fields
+from services.store.formats import UNREADABLE, check_format, damage_is_data_loss, made_of, unknown_fields
 
 log = get(__name__)
 T = TypeVar("T")
-R = TypeVar("R", "CheckpointRow", "RolloutRow")
 
 FORMAT_VERSION = 1
 REMEDY = "restore Redis or write it again"
@@ -28,9 +28,37 @@ def versions_of(named: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class CheckpointRow:
+class Row:
+    """A row that Redis keeps as JSON. `what` it is to those who read of a damaged one."""
+
+    what: ClassVar[str]
+
+    def to_json(self, last: str | None = None) -> str:
+        """Writes the row as Redis keeps it, with what a later minor release has added to the `last` one.
+
+        Raises NewerFormat when that is not to be replaced. Of a damaged one nothing is kept.
+        """
+        further = {}
+        with suppress(errors.DataLoss):
+            if last is not None:
+                self.of_json(last)
+                further = unknown_fields(type(self), json.loads(last))
+        return json.dumps({**further, **asdict(self), "format_version": FORMAT_VERSION}, default=datetime.isoformat)
+
+    @classmethod
+    def of_json(cls, data: str) -> Self:
+        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
+        with damage_is_data_loss(f"{cls.what} in Redis", REMEDY):
+            record = json.loads(data)
+            check_format(record, FORMAT_VERSION, f"{cls.what} ({record.get('version') or record.get('instance')})")
+            return made_of(cls, record)
+
+
+@dataclass(frozen=True)
+class CheckpointRow(Row):
     """A registered checkpoint. `manifest_sha256` ties it to the files in the store."""
 
+    what: ClassVar[str] = "a checkpoint's row"
     version: str
     space_id: str
     pretrained: bool
@@ -42,18 +70,6 @@ class CheckpointRow:
     size_bytes: int
     dim: int
     traceparent: str = ""  # of the job that made it
-
-    def to_json(self, last: str | None = None) -> str:
-        """Writes the row as Redis keeps it, with what a later minor release has added to the `last` one.
-
-        Raises NewerFormat when that is not to be replaced.
-        """
-        return _to_json(self, _further_fields(last))
-
-    @classmethod
-    def of_json(cls, data: str) -> CheckpointRow:
-        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
-        return _of_json(cls, data, "created_at", "a checkpoint's row")
 
 
 @dataclass(frozen=True)
@@ -85,9 +101,7 @@ class LabelRow:
         what = f"label {row.get('name', '')!r} of space {row.get('space_id', '')}"
         with damage_is_data_loss(f"{what} in Redis", REMEDY):
             check_format(row, FORMAT_VERSION, what)
-            moved_at = datetime.fromisoformat(row["moved_at"])
-            numbers = {"revision": int(row["revision"]), "share": float(row["share"]), "moved_at": moved_at}
-            return cls(**{**known_fields(cls, row), **numbers})
+            return made_of(cls, row)
 
     def to_hash(self) -> dict[str, str]:
         """Writes what `of_hash` reads."""
@@ -96,23 +110,15 @@ class LabelRow:
 
 
 @dataclass(frozen=True)
-class RolloutRow:
+class RolloutRow(Row):
     """Where one encoder process stands with one label's revision."""
 
+    what: ClassVar[str] = "an encoder's answer"
     instance: str
     revision: int
     ok: bool
     reason: str
     at: datetime
-
-    def to_json(self) -> str:
-        """Writes the row as Redis keeps it."""
-        return _to_json(self, {})
-
-    @classmethod
-    def of_json(cls, data: str) -> RolloutRow:
-        """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat or DataLoss."""
-        return _of_json(cls, data, "at", "an encoder's answer")
 
 
 def read_all(read: Callable[[Any], T], rows: Iterable[Any], *, readable: bool) -> list[T]:
@@ -137,27 +143,3 @@ def rollout_of(now: datetime, instance: str, data: str) -> RolloutRow:
         except UNREADABLE as error:
             reason = error.message
     return RolloutRow(instance, 0, ok=False, reason=reason, at=now)
-
-
-def _to_json(row: CheckpointRow | RolloutRow, further: Mapping[str, Any]) -> str:
-    record = {**further, **asdict(row), "format_version": FORMAT_VERSION}
-    return json.dumps(record, default=datetime.isoformat)
-
-
-def _of_json(cls: type[R], data: str, time_field: str, what: str) -> R:
-    with damage_is_data_loss(f"{what} in Redis", REMEDY):
-        record = json.loads(data)
-        named = f"{what} ({record.get('version') or record.get('instance')})"
-        check_format(record, FORMAT_VERSION, named)
-        return cls(**{**known_fields(cls, record), time_field: datetime.fromisoformat(record[time_field])})
-
-
-def _further_fields(data: str | None) -> dict[str, Any]:
-    """Returns what a stored checkpoint's row has beside the known fields; nothing for one that cannot be read."""
-    if data is None:
-        return {}
-    try:
-        CheckpointRow.of_json(data)
-    except errors.DataLoss:
-        return {}
-    return unknown_fields(CheckpointRow, json.loads(data))

@@ -32,14 +32,14 @@ from services.store.formats import NewerFormat, check_format, damage_is_data_los
 from services.store.redis import connect, key_prefix
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
-from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobStore
 from services.trainer.registry.tandems import Tandem, Tandems
 
 SPACE, CORPUS = "s0123456789abcdef", "science"
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 ROW = CheckpointRow("q1", SPACE, False, "", "j1", 0.5, "m" * 64, NOW, 1000, 384)
 TANDEM = Tandem("q1", "p1", SPACE, CORPUS, "g1")
-JOB = Job("j1", JobConfig(CORPUS, ("r",)), "g1", "PENDING", "", JobProgress(), "", NOW, None, "f")
+JOB = Job("j1", JobConfig(CORPUS, ("r",)), "g1", "PENDING", NOW, fingerprint="f")
 RUN = Run("r1", RunConfig(corpus=CORPUS), "PENDING", "", "q1", "g1", RunProgress(), NOW, None)
 TASK = Task("t1", "r1", "why", (), (), (Candidate("p1", "a premise", 1, 0.5),))
 TASK_ROW = {"task": task_json(TASK), "record": TaskRecord("r1", TASK, 1, "majority").to_json()}
@@ -234,6 +234,10 @@ async def found(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+def is_hash(record: Record) -> bool:
+    return isinstance(record.where, tuple) and not record.where[1]
+
+
 async def stored(place: Place, record: Record) -> dict[str, Any]:
     match record.where:
         case Path() as path:
@@ -292,14 +296,23 @@ async def test_a_record_of_another_shape_is_damaged_and_left_out_of_lists(place:
     await found(record.read())
     if record.page:
         assert len((await record.page(10, 0))[0]) == 1
-    is_hash = isinstance(record.where, tuple) and not record.where[1]
     shapes = [{"format_version": 1, "corpus": {}, "sha256": []}, [], 7, None, "text"]
-    for content in ({"next": 1}, *([{"format_version": 1}] if is_hash else shapes)):
+    for content in ({"next": 1}, *([{"format_version": 1}] if is_hash(record) else shapes)):
         await store(place, record, content)
         with pytest.raises(errors.DataLoss, match=r"cannot be read|has no format_version|is missing or damaged"):
             await found(record.read())
         if record.page:
             assert await record.page(10, 0) == ([], 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_value_of_another_kind_is_damaged(place: Place, kind: str) -> None:
+    record = await found(KINDS[kind](place))
+    sound = await stored(place, record)
+    for name in [] if is_hash(record) else sound.keys() - {"format_version"}:  # a hash holds text alone
+        await store(place, record, {**sound, name: [[7]]})
+        with pytest.raises(errors.DataLoss, match=r"cannot be read|is missing or damaged"):
+            await found(record.read())
 
 
 @pytest.mark.parametrize(

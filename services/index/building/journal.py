@@ -33,7 +33,7 @@ from services.index.building.vectors import VectorFile, WrittenVectors, crc32_of
 from services.kit import logs
 from services.store.artifacts import ArtifactStore, remove_directory
 from services.store.files import Documents, atomic_write, make_directory, sync_directory, try_lock
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, made_of
 from services.store.objects import Bucket, CachedStore
 
 log = logs.get(__name__)
@@ -310,10 +310,8 @@ class Journal:
         """Reads what is kept. A damaged journal counts as absent; `open` refuses a caller who relies on it."""
         try:
             record = _progress_of((self._directory / PROGRESS).read_bytes(), str(self._directory / PROGRESS))
-            request, kept = record["request"], DurableState(**known_fields(DurableState, record["kept"]))
-            streamed = StreamedPremises(**known_fields(StreamedPremises, record["kept"]["streamed"]))
-            vectors = WrittenVectors(**known_fields(WrittenVectors, record["kept"]["vectors"]))
-            premises = _read_premises(self._directory / PREMISES, streamed)
+            request, kept = record["request"], made_of(DurableState, record["kept"])
+            premises = _read_premises(self._directory / PREMISES, kept.streamed)
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:
@@ -324,7 +322,7 @@ class Journal:
                 f"request_id {self._name} began another build (of base generation {request['base_generation']!r}); "
                 "use another request_id for another build"
             )
-        self.kept, self.premises = replace(kept, streamed=streamed, vectors=vectors), premises
+        self.kept, self.premises = kept, premises
 
 
 def finished_build(store: ArtifactStore, corpus: str, request_id: str) -> FinishedBuild | None:

@@ -29,7 +29,7 @@ from services.index.values import ReplicaState
 from services.kit import logs
 from services.store.artifacts import ArtifactStore
 from services.store.files import try_lock
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, made_of
 
 log = logs.get(__name__)
 FOLDER, RECORD, LOCK = "replicas", ".json", ".lock"
@@ -144,8 +144,7 @@ class Replicas:
                 return None
             record = json.loads(content)
             check_format(record, FORMAT_VERSION, _key(name))
-            corpora = {corpus: Followed(**known_fields(Followed, one)) for corpus, one in record["corpora"].items()}
-            return int(record["beat"]), Replica(str(record["instance"]), corpora)
+            return int(record["beat"]), made_of(Replica, record)
         except errors.Unavailable:
             raise
         except (errors.AeencError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:

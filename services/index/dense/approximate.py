@@ -39,7 +39,7 @@ from services.index.dense.exact import (
 )
 from services.index.values import DEFAULT_PARAMS, REMOTE_ENGINES, Engine, SearchHits, SearchParams, Selection
 from services.store.files import sha256_of
-from services.store.formats import damage_is_data_loss, known_fields
+from services.store.formats import damage_is_data_loss, made_of
 
 INDEX_FILE = "index.faiss"
 CODES_FROM = 1_000  # rows; a scan of fewer takes no time
@@ -284,7 +284,7 @@ def open_index(generation: Generation, open_remote: OpenRemote | None = None, ca
                     "AEENC_INDEX_MILVUS_URI, or build the corpus again with AEENC_INDEX_BACKEND=faiss"
                 )
             return RemoteIndex(flat, open_remote(generation))
-        plan = IndexPlan(**known_fields(IndexPlan, artifact.meta["index"]))
+        plan = made_of(IndexPlan, artifact.meta["index"])
     path = artifact.file(INDEX_FILE)
     if sha256_of(path) != artifact.files[INDEX_FILE].sha256:  # every time: FAISS trusts what it reads
         raise errors.DataLoss(f"{path} does not have the sha256 of its manifest; build the generation again")

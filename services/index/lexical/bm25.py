@@ -39,7 +39,7 @@ from aeenc import errors
 from services.corpus.arrays import map_array
 from services.index.values import STANDARD_WORDS, LexicalSettings, QueueLimit, SearchHits, Timings
 from services.store.artifacts import Artifact
-from services.store.formats import check_format, damage_is_data_loss, known_fields
+from services.store.formats import check_format, damage_is_data_loss, made_of
 
 T = TypeVar("T")
 SLICE = 32  # texts at most
@@ -133,7 +133,7 @@ class LexicalIndex:
         with damage_is_data_loss(artifact.path / SETTINGS, "build again"):
             record = json.loads(artifact.file(SETTINGS).read_bytes())
             check_format(record, FORMAT_VERSION, str(artifact.path / SETTINGS))
-            settings = LexicalSettings(**known_fields(LexicalSettings, record))
+            settings = made_of(LexicalSettings, record)
         with damage_is_data_loss(f"{artifact.path}: the lexical index", "build again"):
             vocabulary = Vocabulary(artifact.file(WORDS))
             checked, served = (Tables(*(map_array(artifact.file(name)) for name in ARRAYS)) for _ in range(2))

@@ -20,7 +20,7 @@ from aeenc.values import Garbage
 from services.kit.logs import get
 from services.sampler.execution.holds import RunHolds
 from services.sampler.records.run_store import RunStore
-from services.store.formats import UNREADABLE, known_fields
+from services.store.formats import UNREADABLE, made_of
 from services.store.life_cycles import Expired
 from services.store.requests import UNNAMED, Request
 
@@ -55,7 +55,7 @@ class Retention:
         """Deletes the runs that are no longer kept, and says which; with `dry_run` it says so only."""
         request = Request(request_id, "CollectGarbage", {"dry_run": dry_run})
         if (before := await self._runs.cycles.requests.answer(request)) is not None:
-            found = [Garbage(**known_fields(Garbage, row)) for row in json.loads(before["garbage"])]
+            found = [made_of(Garbage, row) for row in json.loads(before["garbage"])]
         else:
             found = []
             for one in (await self._runs.cycles.expired(self._keep_s, self._kept))[:MOST]:

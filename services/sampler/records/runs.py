@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from aeenc.oracle import Candidate
 from aeenc.values import Collect, RunConfig, RunProgress, Verdict
 from services.sampler.acs.algorithm import SIGNS, KnownPair, PairSign, explains
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, made_of
 from services.store.life_cycles import LIVE, State, now
 
 FORMAT_VERSION = 1
@@ -169,7 +169,7 @@ class Pair:
         """Reads what `to_json` wrote here or in a later minor release. Raises NewerFormat."""
         stored = json.loads(text)
         check_format(stored, FORMAT_VERSION, "a pair")
-        return cls(**{**known_fields(cls, stored), "seq": seq})
+        return made_of(cls, {**stored, "seq": seq})
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -18,7 +18,7 @@ from aeenc.errors import DataLoss
 from aeenc.files.whole import whole_file
 from services.kit.logs import get
 from services.store.files import atomic_write, make_directory, sha256_of
-from services.store.formats import check_format, damage_is_data_loss, known_fields
+from services.store.formats import check_format, damage_is_data_loss, made_of
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import LOSSES, LossSpec, loss_of_ones_own
@@ -74,14 +74,6 @@ class TrainingPlan:
     def loss(self) -> LossSpec:
         """The loss that the job trains with."""
         return loss_of_ones_own(self.custom_loss) if self.custom_loss else LOSSES[self.config.loss]
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Self:
-        """Reads a plan from JSON. Raises NewerFormat."""
-        check_format(record, FORMAT_VERSION, f"the plan of job {record.get('job_id')}")
-        means = ComputeOptions(**known_fields(ComputeOptions, record["means"]))
-        made = {"config": JobConfig.from_record(record["config"]), "means": means}
-        return cls(**{**known_fields(cls, record), **made, "serving": tuple(record["serving"])})
 
 
 class JobFiles:
@@ -139,7 +131,9 @@ class JobFiles:
     def plan(self) -> TrainingPlan:
         """Reads the plan. Raises DataLoss, NewerFormat."""
         with damage_is_data_loss(path := self.directory / "job.json", "start a new job"):
-            return TrainingPlan.from_json(json.loads(path.read_bytes()))
+            record = json.loads(path.read_bytes())
+            check_format(record, FORMAT_VERSION, f"the plan of job {record.get('job_id')}")
+            return made_of(TrainingPlan, record)
 
     def pairs(self) -> Iterator[JudgedPair]:
         """Reads the pairs to learn from."""

@@ -26,7 +26,7 @@ from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import cancel_all, every, run_in_thread
 from services.kit.logs import get
 from services.store.artifacts import remove_directory
-from services.store.formats import UNREADABLE, known_fields
+from services.store.formats import UNREADABLE, made_of
 from services.store.life_cycles import LIVE
 from services.store.redis import Leases
 from services.store.registry import Registry
@@ -177,7 +177,7 @@ class Collection:
         """
         request = Request(request_id, "TrainerAdminService/CollectGarbage", {"dry_run": dry_run})
         if record := await self._registry.requests.answer(request):
-            return [Garbage(**known_fields(Garbage, one)) for one in json.loads(record["answer"])]
+            return [made_of(Garbage, one) for one in json.loads(record["answer"])]
         if dry_run:
             garbage = [one async for one in self._garbage()]
         else:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
 from aeenc.files.lines import digest
-from services.store.formats import RESTORE, check_format, damage_is_data_loss, known_fields
+from services.store.formats import RESTORE, check_format, damage_is_data_loss, made_of
 from services.store.life_cycles import LIVE, UNFINISHED_TTL_S, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
 from services.store.requests import Request
@@ -85,12 +85,6 @@ class JobConfig:
         """The name of the loss that it trains with."""
         return self.custom_loss or self.loss
 
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        """Reads a configuration from JSON."""
-        names = {name: tuple(record[name]) for name in ("run_ids", "data_sets")}
-        return cls(**{**known_fields(cls, record), **names})
-
     def fingerprint(self, validation: Sequence[EvaluationQuery]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
         return digest([self, [query.to_record() for query in validation]])
@@ -117,13 +111,6 @@ class JobProgress:
     epochs: int = 0
     gain: Comparison | None = None
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Reads a progress from JSON."""
-        gain = record.get("gain")
-        made = Comparison(**known_fields(Comparison, gain)) if gain else None
-        return cls(**{**known_fields(cls, record), "gain": made})
-
 
 @dataclass(frozen=True)
 class Job:
@@ -133,11 +120,11 @@ class Job:
     config: JobConfig
     generation: str
     state: State
-    error: str
-    progress: JobProgress
-    version: str
     created_at: datetime
-    ended_at: datetime | None
+    progress: JobProgress = JobProgress()
+    error: str = ""
+    version: str = ""
+    ended_at: datetime | None = None
     fingerprint: str = ""
     event_seq: int = 0
     traceparent: str = ""  # of the call that started it
@@ -154,20 +141,8 @@ def job_of(job_id: str, record: Mapping[str, str]) -> Job:
         check_format(record, FORMAT_VERSION, f"job {job_id}")
         config = json.loads(record["config"])
         check_format(config, FORMAT_VERSION, f"the configuration of job {job_id}")
-        return Job(
-            id=job_id,
-            config=JobConfig.from_record(config),
-            generation=record["generation"],
-            state=cast("State", record["state"]),
-            error=record.get("error", ""),
-            progress=JobProgress.from_record(json.loads(record.get("progress") or "{}")),
-            version=record.get("version", ""),
-            created_at=datetime.fromisoformat(record["created_at"]),
-            ended_at=datetime.fromisoformat(ended_at) if (ended_at := record.get("ended_at")) else None,
-            fingerprint=record["fingerprint"],
-            event_seq=int(record.get("event_seq", 0)),
-            traceparent=record.get("traceparent", ""),
-        )
+        progress, ended_at = json.loads(record.get("progress") or "{}"), record.get("ended_at") or None
+        return made_of(Job, {**record, "id": job_id, "config": config, "progress": progress, "ended_at": ended_at})
 
 
 @raising_unavailable("jobs")

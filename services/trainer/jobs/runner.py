@@ -31,7 +31,7 @@ from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
-from services.store.formats import NewerFormat
+from services.store.formats import NewerFormat, made_of
 from services.store.life_cycles import LIVE, State
 from services.store.redis import WorkLease, once_redis_answers
 from services.trainer.evaluation.protocol import EvaluationQuery
@@ -294,7 +294,7 @@ class JobRunner:
 
     async def _report(self, job_id: str, progress: dict[str, object]) -> None:
         with contextlib.suppress(errors.Unavailable):  # the next report replaces this one
-            answer = await self._store.progress(job_id, self._owner, JobProgress.from_record(progress))
+            answer = await self._store.progress(job_id, self._owner, made_of(JobProgress, progress))
             if answer != "OK":
                 raise JobStopped
 

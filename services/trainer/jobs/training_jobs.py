@@ -21,7 +21,7 @@ from services.store.life_cycles import LIVE, State
 from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
-from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobStore
 from services.trainer.jobs.losses import LOSSES, NOTHING_CONFIGURED, OPTIONS, Configured, LossSpec, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
@@ -75,11 +75,7 @@ class TrainingJobs:
             config=replace(config, base_version=base_version),
             generation=generation,
             state="PENDING",
-            error="",
-            progress=JobProgress(),
-            version="",
             created_at=datetime.now(UTC),
-            ended_at=None,
             fingerprint=fingerprint,
             traceparent=traceparent(),
         )

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import TypeAdapter
-
 from aeenc.errors import AeencError, DataLoss, NotFound
 from services.corpus.active import read_active
 from services.kit.concurrency import run_in_thread
@@ -17,7 +15,7 @@ from services.kit.convert import page_newest_first
 from services.kit.logs import get
 from services.kit.tracing import traceparent
 from services.store.artifacts import Artifact, ArtifactStore
-from services.store.formats import check_format, damage_is_data_loss
+from services.store.formats import check_format, damage_is_data_loss, made_of
 from services.store.registry import CheckpointRow, Registry
 
 log = get(__name__)
@@ -51,7 +49,6 @@ class Metrics:
 
 
 METRICS_VERSION = 1  # the format of `metrics.json`
-_METRICS = TypeAdapter(Metrics)
 
 
 class Checkpoints:
@@ -166,7 +163,7 @@ class Checkpoints:
             with damage_is_data_loss(path := artifact.file("metrics.json"), f"restore {version}, or train it again"):
                 record = json.loads(path.read_bytes())
                 check_format(record, METRICS_VERSION, str(path))
-                return _METRICS.validate_python(record)
+                return made_of(Metrics, record)
 
         return await asyncio.to_thread(read)
 

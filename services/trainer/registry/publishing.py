@@ -20,13 +20,13 @@ from aeenc import errors
 from aeenc.values import Generation
 from services.kit.logs import get
 from services.kit.tracing import span
-from services.store.formats import known_fields
+from services.store.formats import made_of
 from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.operator_models import STABLE, OperatorModels
-from services.trainer.registry.quality_gate import Comparison, QualityGate, Verdict
+from services.trainer.registry.quality_gate import QualityGate, Verdict
 from services.trainer.registry.rollout import Publication, followed
 from services.trainer.registry.tandems import Tandem, TandemPublisher
 
@@ -331,9 +331,7 @@ def _answer(gate: Verdict, generation: str = "") -> str:
 def _read_answer(answer: str) -> tuple[str, Verdict]:
     """Reads what `_answer` wrote; nothing from an empty one."""
     record = json.loads(answer or "{}")
-    gate = record.get("gate", {})
-    made = tuple(Comparison(**known_fields(Comparison, one)) for one in gate.get("comparisons", ()))
-    return record.get("generation", ""), Verdict(made, gate.get("not_compared", ""))
+    return record.get("generation", ""), made_of(Verdict, record.get("gate", {}))
 
 
 def _movable(label: str) -> str:

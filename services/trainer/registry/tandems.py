@@ -14,11 +14,10 @@ decides which pair of encoders callers get.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from redis.asyncio import Redis
 
@@ -30,10 +29,9 @@ from services.corpus.generation import PREMISES, folder_of
 from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
-from services.store.formats import check_format, damage_is_data_loss, known_fields, unknown_fields
 from services.store.redis import Leases, key_prefix, raising_unavailable
 from services.store.registry import LabelRow, Registry
-from services.store.registry_rows import REMEDY, read_all
+from services.store.registry_rows import Row, read_all
 from services.store.requests import Request
 from services.trainer.registry.operator_models import STABLE, OperatorModels
 from services.trainer.registry.rollout import Publication, await_all
@@ -43,12 +41,11 @@ log = get(__name__)
 POLL_S = 0.2
 LEAST_WAIT_S = 5.0  # even if the caller does not wait: a tandem is activated only once the encoders serve it
 OURS = {STABLE, "previous"}
-FORMAT_VERSION = 1
 TURN_S = 15.0  # how long a trainer that died keeps the others from moving tandems
 
 
 @dataclass(frozen=True)
-class Tandem:
+class Tandem(Row):
     """A tandem. `version` encodes queries, `premise_version` premises; in mode SIAMESE they are the same.
 
     `replaces` is the generation that was active before this one was activated, `replaces_space` its space; empty if
@@ -62,6 +59,7 @@ class Tandem:
     generation: str
     replaces: str = ""
     replaces_space: str = ""
+    what: ClassVar[str] = "a tandem"
 
 
 @raising_unavailable("tandems")
@@ -86,18 +84,16 @@ class Tandems:
     async def put(self, tandem: Tandem) -> None:
         """Stores a tandem under its version. What a later minor release has added to its record stays."""
         last = await self._redis.hget(self._key, tandem.version)
-        further = unknown_fields(Tandem, _record(last)) if last else {}
-        record = {**further, **asdict(tandem), "format_version": FORMAT_VERSION}
-        await self._redis.hset(self._key, tandem.version, json.dumps(record))
+        await self._redis.hset(self._key, tandem.version, tandem.to_json(last))
 
     async def get(self, version: str) -> Tandem | None:
         """Reads the tandem of a query encoder; None for one that was trained alone."""
         record = await self._redis.hget(self._key, version)
-        return _tandem(record) if record else None
+        return Tandem.of_json(record) if record else None
 
     async def all(self, *, readable: bool = False) -> list[Tandem]:
         """Reads all tandems; `readable` as in `CheckpointRegistry.all`."""
-        return read_all(_tandem, await self._redis.hvals(self._key), readable=readable)
+        return read_all(Tandem.of_json, await self._redis.hvals(self._key), readable=readable)
 
     async def remove(self, version: str) -> None:
         """Forgets the tandem of a query encoder, if it has one."""
@@ -106,17 +102,6 @@ class Tandems:
     @property
     def _key(self) -> str:
         return f"{self._prefix}tandems"
-
-
-def _tandem(text: str) -> Tandem:
-    with damage_is_data_loss("a tandem in Redis", REMEDY):
-        return Tandem(**known_fields(Tandem, _record(text)))
-
-
-def _record(text: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(text)
-    check_format(record, FORMAT_VERSION, f"the tandem of {record.get('version')}")
-    return record
 
 
 class TandemPublisher:

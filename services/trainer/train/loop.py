@@ -36,7 +36,7 @@ from aeenc.errors import FailedPrecondition
 from services.devices import free_cached_blocks, is_out_of_memory
 from services.kit.logs import get
 from services.store.files import atomic_write
-from services.store.formats import check_format, known_fields
+from services.store.formats import check_format, made_of
 from services.trainer.jobs.files import EPOCH_STATE, TrainingPlan
 from services.trainer.jobs.job import JobConfig, JobProgress
 from services.trainer.train.data import Objective
@@ -321,7 +321,7 @@ def load_state(
             device = "cpu" if kind == "step" else parameters[name].device  # AdamW counts steps on the CPU
             optimizer.state[parameters[name]][kind] = tensor.to(device)
     learner.load_state_dict(weights)
-    return TrainingState(**known_fields(TrainingState, json.loads(metadata["standing"]))), best
+    return made_of(TrainingState, json.loads(metadata["standing"])), best
 
 
 def best_weights(directory: Path, part: str = BEST) -> dict[str, Tensor]:
