@@ -1,16 +1,22 @@
-"""The identity of a vector space: the premise encoder's tensors and all else that determines a text's vector."""
+"""What a vector space is: the premise encoder's tensors and all else that determines a text's vector.
+
+Of a sentence encoder it reads the JSON files that sentence-transformers writes beside a transformer: pooling, dense
+layer, prompts and limits. A directory without them is a bare transformer with mean pooling, or [CLS] pooling for DPR,
+unless the operator names another. An unsupported option is refused by name, never ignored.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import mmap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from services.store.formats import damage_is_data_loss
-from services.trainer.models.base_model import Pooling, dense_file, read_layout
+from aeenc.errors import FailedPrecondition
+from services.store.formats import damage_is_data_loss, made_of
 
 # Element types by their names in a safetensors header; the digest uses the long names.
 _ELEMENTS = {
@@ -27,7 +33,21 @@ _ELEMENTS = {
 }
 
 
+Pooling = Literal["mean", "cls", "max"]
 PremisePrecision = Literal["float32", "int8"]
+_LEGACY_POOLING = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_SUPPORTED_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # in this order
+_PREMISE_PROMPTS = ("document", "passage", "corpus")
+# Their positions start after the padding token's id, which leaves fewer for tokens.
+_OFFSET_POSITIONS = {"roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet"}
+_OFFSET_POSITIONS |= {"longformer", "data2vec-text", "ibert", "luke"}
 
 
 @dataclass(frozen=True)
@@ -61,23 +81,41 @@ class SpaceSpec:
         """Reads a base model's directory. Vectors are always normalised, with or without a Normalize module.
 
         `max_tokens` is lowered to the model's limit; an empty prefix or pooling takes the model's own. Raises
-        FailedPrecondition for a model that computes something unsupported.
+        FailedPrecondition naming the file and its unsupported option.
         """
-        layout = read_layout(directory, pooling)
+        config = _json(directory / "config.json")
+        dim = config.get("hidden_size") or config.get("dim") or config.get("d_model")
+        if not isinstance(dim, int):
+            raise FailedPrecondition(f"{directory / 'config.json'} has no hidden_size; choose an encoder of texts")
+        sentence = directory / "sentence_bert_config.json"
+        if _json(sentence).get("do_lower_case") and '"lowercase":true' not in _compact(directory / "tokenizer.json"):
+            raise FailedPrecondition(
+                f"{sentence} asks for do_lower_case, which tokenizer.json does not do; export the tokenizer with it"
+            )
+        if config.get("model_type") == "dpr" and config.get("projection_dim"):
+            raise FailedPrecondition(
+                f"{directory / 'config.json'} asks for a projection to {config['projection_dim']} dimensions, which is "
+                "not supported; take a DPR encoder whose projection_dim is 0"
+            )
+        usual: Pooling = "cls" if config.get("model_type") == "dpr" else "mean"
+        modules = _modules(directory)
+        mode, prompt_is_pooled = _pooling(directory, modules, pooling, usual)
+        query, premise = _prompts(directory)
+        if (query or premise) and not prompt_is_pooled:
+            raise FailedPrecondition(f"{directory} leaves its prompts out of its pooling, which is not supported")
         return cls(
-            dim=layout.dim,
-            max_tokens=min([max_tokens, *layout.token_limits]),
-            pooling=layout.pooling,
-            query_prefix=query_prefix or layout.query_prompt,
-            premise_prefix=premise_prefix or layout.premise_prompt,
+            dim=_dense_dim(modules["Dense"]) if "Dense" in modules else dim,
+            max_tokens=min([max_tokens, *token_limits(directory)]),
+            pooling=mode,
+            query_prefix=query_prefix or query,
+            premise_prefix=premise_prefix or premise,
             premise_precision=premise_precision,
         )
 
     @classmethod
     def of_meta(cls, meta: Any) -> SpaceSpec:
         """Reads the spec from a checkpoint's meta."""
-        named = {"premise_precision": "float32", **meta}
-        return cls(**{name: named[name] for name in cls.__dataclass_fields__})
+        return made_of(cls, meta)
 
     def to_meta(self) -> dict[str, Any]:
         """Returns the spec as part of a checkpoint's meta."""
@@ -121,3 +159,96 @@ def _add_tensors(digest: Any, path: Path) -> None:
 def pad_id_of(directory: Path) -> int:
     """Reads the padding token's id from config.json."""
     return int(json.loads((directory / "config.json").read_bytes()).get("pad_token_id") or 0)
+
+
+def dense_file(directory: Path) -> Path | None:
+    """Finds the tensors of the dense layer after pooling; None without one, and in a checkpoint, which contains it."""
+    folder = _modules(directory).get("Dense")
+    return folder / "model.safetensors" if folder else None
+
+
+def token_limits(directory: Path) -> list[int]:
+    """Reads how many tokens, special ones included, the model, its tokenizer and the files beside them allow."""
+    config = _json(directory / "config.json")
+    positions = config.get("max_position_embeddings")
+    if positions and config.get("model_type") in _OFFSET_POSITIONS:
+        positions -= int(config.get("pad_token_id", 1)) + 1
+    sequence = _json(directory / "sentence_bert_config.json").get("max_seq_length")
+    limits = positions, sequence, _json(directory / "tokenizer_config.json").get("model_max_length")
+    return [int(limit) for limit in limits if limit and limit > 0]
+
+
+def _modules(directory: Path) -> dict[str, Path]:
+    """Finds the folder of each module by its class name. Raises FailedPrecondition for an unsupported one."""
+    path = directory / "modules.json"
+    if not path.is_file():
+        return {"Pooling": directory / "1_Pooling"}
+    modules = _json(path)
+    names = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    found = {name: directory / module["path"] for name, module in zip(names, modules, strict=True)}
+    if names != [name for name in _SUPPORTED_MODULES if name in found]:
+        raise FailedPrecondition(
+            f"{path} asks for {', '.join(names)}; {', '.join(_SUPPORTED_MODULES)} are supported, in this order"
+        )
+    if found.get("Transformer", directory) != directory:
+        raise FailedPrecondition(f"{path} has its transformer in a folder of its own; save it with a newer library")
+    return found
+
+
+def _pooling(directory: Path, modules: Mapping[str, Path], chosen: str, usual: Pooling) -> tuple[Pooling, bool]:
+    """Reads the pooling, `usual` if neither `chosen` nor a file names one, and whether it includes the prompt."""
+    path = modules.get("Pooling", directory) / "config.json"
+    if "Pooling" not in modules:
+        raise FailedPrecondition(f"{directory / 'modules.json'} has no Pooling; choose a sentence encoder")
+    config = _json(path)
+    given = (
+        chosen
+        or config.get("pooling_mode")
+        or [mode for key, mode in _LEGACY_POOLING.items() if config.get(key) is True]
+    )
+    modes = [given] if isinstance(given, str) else list(given) or [usual]
+    for mode in get_args(Pooling):
+        if modes == [mode]:
+            return mode, bool(config.get("include_prompt", True))
+    raise FailedPrecondition(
+        f"{path} asks for pooling {' and '.join(modes)}; one of {', '.join(get_args(Pooling))} is supported"
+    )
+
+
+def _dense_dim(folder: Path) -> int:
+    """Reads the output dimension of a dense layer. Raises FailedPrecondition unless it is purely linear."""
+    path = folder / "config.json"
+    config = _json(path)
+    activation = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
+    if activation != "Identity":
+        raise FailedPrecondition(f"{path} asks for activation {activation}; Identity is supported")
+    if not isinstance(config.get("out_features"), int):
+        raise FailedPrecondition(f"{path} has no out_features; download it again")
+    if not (folder / "model.safetensors").is_file():
+        raise FailedPrecondition(f"{folder} has no model.safetensors; export it in safetensors format")
+    return int(config["out_features"])
+
+
+def _prompts(directory: Path) -> tuple[str, str]:
+    """Reads the prompts of a query and of a premise; a role without one has the default prompt."""
+    config = _json(directory / "config_sentence_transformers.json")
+    prompts: Mapping[str, Any] = config.get("prompts") or {}
+    default = prompts.get(config.get("default_prompt_name") or "") or ""
+    premise = next((prompts[name] for name in _PREMISE_PROMPTS if prompts.get(name)), default)
+    return str(prompts.get("query") or default), str(premise)
+
+
+def _json(path: Path) -> Any:
+    """Reads a JSON file; empty if it is missing. Raises FailedPrecondition for anything but JSON."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FailedPrecondition(f"{path} is not JSON ({error}); download it again") from error
+
+
+def _compact(path: Path) -> str:
+    """Reads a tokenizer's normaliser without spaces; a plain Lowercase is written as BERT's with that option."""
+    normalizer = json.dumps(_json(path).get("normalizer"), separators=(",", ":"))
+    return normalizer.replace('"type":"Lowercase"', '"lowercase":true')

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.devices import bound_memory
 from services.trainer.jobs.files import Precision
-from services.trainer.models.base_model import dense_file
 from services.trainer.models.batches import Batches, Inputs, by_length
-from services.trainer.models.space import SpaceSpec
+from services.trainer.models.space import SpaceSpec, dense_file
 from services.transformer import DENSE, PooledTransformer, load_transformer
 
 ENCODE_BATCH = 64

@@ -17,14 +17,7 @@ from services.store.artifacts import ArtifactStore
 from services.trainer.models.batches import Batches
 from services.trainer.models.space import pad_id_of
 from services.trainer.train.encoder import QueryEncoder, encode, load_encoder, tensors_of
-from services.trainer.train.export.writer import (
-    PROBES,
-    ExportedModel,
-    encoder_files,
-    encoder_meta,
-    spec_of,
-    write_pretrained,
-)
+from services.trainer.train.export.writer import PROBES, ExportedModel, encoder_model, spec_of, write_pretrained
 
 OPSET = 18
 MAX_WEIGHTS_BYTES = 1_900_000_000  # an ONNX file, tensors included, must stay below 2 GiB
@@ -37,8 +30,8 @@ def exported_encoder(encoder: QueryEncoder, batches: Batches, directory: Path) -
     encoder = encoder.to("cpu").eval()
     model = onnx_bytes(encoder, "sentence_embedding", tensors_of(batches.inputs(PROBES[:EXAMPLES])))
     weights = {name: tensor.contiguous() for name, tensor in encoder.transformer.state_dict().items()}
-    files, meta = encoder_files(directory, save(weights)), encoder_meta(directory, encoder.spec)
-    return ExportedModel(model, batches, PROBES, encode(encoder, batches, PROBES, ""), files, meta, "q")
+    expected = encode(encoder, batches, PROBES, "")
+    return encoder_model(model, batches, expected, directory, save(weights), encoder.spec)
 
 
 def export_pretrained(store: ArtifactStore, request: dict[str, Any]) -> str:

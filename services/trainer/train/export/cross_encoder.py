@@ -21,7 +21,7 @@ from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.trainer.models.base_model import check_labels
 from services.trainer.models.batches import Batches, Pair
-from services.trainer.models.space import pad_id_of
+from services.trainer.models.space import pad_id_of, token_limits
 from services.trainer.registry.checkpoints import CROSS_ENCODER
 from services.trainer.train.encoder import tensors_of
 from services.trainer.train.export.checkpoint import EXAMPLES, onnx_bytes
@@ -91,8 +91,11 @@ def exported_cross_encoder(scorer: PairScorer, batches: Batches, config: str) ->
 
 def pair_batches(directory: Path, model: nn.Module) -> Batches:
     """Loads a directory's tokenizer for the pairs of a model."""
-    tokenizer = load_tokenizer(directory)
-    max_tokens = _max_tokens(directory, model, tokenizer)
+    tokenizer, max_tokens = load_tokenizer(directory), min([MAX_TOKENS, *token_limits(directory)])
+    if max_tokens < MIN_TOKENS:
+        raise FailedPrecondition(
+            f"{directory} takes pairs of {max_tokens} tokens, at least {MIN_TOKENS} are needed; choose another model"
+        )
     # Token types separate query and premise where the model needs them and its tokenizer gives them.
     kinds = getattr(model.config, "type_vocab_size", 0) or 0
     taken = inspect.signature(model.forward).parameters
@@ -136,22 +139,6 @@ def load_tokenizer(directory: Path) -> Any:
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise FailedPrecondition(f"{directory} has a tokenizer without tokenizer.json; save it as a fast one")
     return tokenizer
-
-
-def _max_tokens(directory: Path, model: Any, tokenizer: Any) -> int:
-    """Returns the longest pair, special tokens included: the least of 512, the model's and the tokenizer's limits."""
-    limits = [MAX_TOKENS]
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            offset = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
-            limits.append(module.num_embeddings - offset)
-    limits.append(getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS)
-    limits.append(int(tokenizer.model_max_length))
-    if min(limits) < MIN_TOKENS:
-        raise FailedPrecondition(
-            f"{directory} takes pairs of {min(limits)} tokens, at least {MIN_TOKENS} are needed; choose another model"
-        )
-    return min(limits)
 
 
 def _probe_pairs(batches: Batches) -> list[Pair]:

@@ -17,14 +17,8 @@ from services.corpus.arrays import map_array
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME
 from services.trainer.models.batches import Batches
-from services.trainer.train.export.writer import (
-    PROBES,
-    ExportedModel,
-    encoder_files,
-    encoder_meta,
-    spec_of,
-    write_pretrained,
-)
+from services.trainer.models.space import pad_id_of
+from services.trainer.train.export.writer import encoder_model, spec_of, write_pretrained
 
 GRAPH = Path(__file__).with_name(f"{DEFAULT_NAME}.onnx")  # without weights; initializers name their tensors
 EXPECTED = GRAPH.with_suffix(".npy")  # the probes' vectors by torch, (16, dim)
@@ -49,11 +43,9 @@ def export_kept(store: ArtifactStore, request: Mapping[str, Any]) -> str:
     spec = spec_of(directory, request)
     tensors = load_file(directory / "model.safetensors")
     weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind == "f"}  # not `position_ids`
-    meta, files = encoder_meta(directory, spec), encoder_files(directory, save(weights))
-    batches, model = Batches.of(directory, spec, meta["pad_id"]), with_weights(GRAPH.read_bytes(), weights)
-    return write_pretrained(
-        store, ExportedModel(model, batches, PROBES, map_array(EXPECTED), files, meta, "q"), request
-    )
+    batches, model = Batches.of(directory, spec, pad_id_of(directory)), with_weights(GRAPH.read_bytes(), weights)
+    exported = encoder_model(model, batches, map_array(EXPECTED), directory, save(weights), spec)
+    return write_pretrained(store, exported, request)
 
 
 def with_weights(graph: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.models.batches import Batches, Item, Outputs, outputs_of
-from services.trainer.models.space import SpaceSpec, pad_id_of, space_id_of
+from services.trainer.models.space import SpaceSpec, space_id_of
 from services.trainer.registry.checkpoints import FOLDER
 from services.trainer.train.export.quantization import Int8Trial, add_fp16, add_int8
 
@@ -117,12 +117,10 @@ def write_pretrained(store: ArtifactStore, model: ExportedModel, request: Mappin
     return write_checkpoint(store, model, meta, trial=trial, fp16=request.get("fp16", False)).id
 
 
-def encoder_files(directory: Path, weights: bytes) -> dict[str, bytes]:
-    """Collects the files of an encoder: its `weights`, the rest from a directory."""
+def encoder_model(
+    onnx: bytes, batches: Batches, expected: Outputs, directory: Path, weights: bytes, spec: SpaceSpec
+) -> ExportedModel:
+    """Puts a model of texts beside its `weights`; config.json and tokenizer.json come from `directory`."""
     copied = {name: (directory / name).read_bytes() for name in ("config.json", "tokenizer.json")}
-    return {**copied, "model.safetensors": weights}
-
-
-def encoder_meta(directory: Path, spec: SpaceSpec) -> dict[str, Any]:
-    """Returns what the users of an encoder need to know."""
-    return {**spec.to_meta(), "pad_id": pad_id_of(directory)}
+    meta = {**spec.to_meta(), "pad_id": batches.pad_id}
+    return ExportedModel(onnx, batches, PROBES, expected, {**copied, "model.safetensors": weights}, meta, "q")
