@@ -26,10 +26,10 @@ from typing import Any
 import aeenc
 from aeenc import errors, values
 from aeenc.cli.corpus import build_corpus
-from aeenc.cli.learning.jobs import describe
+from aeenc.cli.learning.jobs import follow_job, job_dict
 from aeenc.cli.learning.reports import report_dict
-from aeenc.cli.learning.runs import hypotheses_of
-from aeenc.cli.output import EndedBadly, Output, metrics_table, table
+from aeenc.cli.learning.runs import check_end, follow_run, hypotheses_of, run_dict
+from aeenc.cli.output import Output, metrics_table, table
 from aeenc.evaluation import Gold, gold_of
 from aeenc.trees import Dataset, Tree, draw
 from services.launcher.fleet import Fleet, Options
@@ -210,10 +210,8 @@ def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> values.Run:
     run = client.sampler.start_run(
         hypotheses_of(dataset, "train"), corpus=CORPUS, oracle="gold", k=CANDIDATES_A_NODE, split="train"
     )
-    with out.progress("sampling", "trees") as tell:
-        run = client.sampler.wait(run.id, on_progress=lambda now: tell(now.progress.trees_done, now.progress.trees, ""))
-    if run.state != values.WorkState.SUCCEEDED:
-        raise EndedBadly(f"sampling run {run.id} did not succeed: {run.error}")
+    run = follow_run(client, run, out)
+    check_end("run", run_dict(run))
     progress = run.progress
     out.note(
         f"  {progress.nodes_judged:,} nodes, {progress.judgements:,} judgements: "
@@ -224,12 +222,8 @@ def _sample(client: aeenc.Client, dataset: Dataset, out: Output) -> values.Run:
 
 def _train(client: aeenc.Client, run: values.Run, validation: list[Gold], epochs: int, out: Output) -> values.Job:
     job = client.trainer.start_job(validation=validation, corpus=CORPUS, run_ids=[run.id], epochs=epochs, split="train")
-    with out.progress("training", "steps") as tell:
-        job = client.trainer.wait(
-            job.id, on_progress=lambda now: tell(now.progress.steps_done, now.progress.steps, describe(now))
-        )
-    if job.state != values.WorkState.SUCCEEDED:
-        raise EndedBadly(f"training job {job.id} did not succeed: {job.error}")
+    job = follow_job(client, job, out)
+    check_end("job", job_dict(job))
     out.note(
         f"  {job.version}: validation MAP {job.progress.best_validation_map:.3f} after {job.progress.epochs} epochs"
     )
