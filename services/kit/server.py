@@ -18,7 +18,7 @@ import ssl
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from wsgiref.simple_server import WSGIRequestHandler
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
@@ -41,9 +41,7 @@ from aeenc.v1 import types_pb2
 from services.kit import logs, tracing
 from services.kit.calls import grpcio_workarounds
 from services.kit.calls.bounds import SHARE, Bounds
-from services.kit.calls.health import Health
-from services.kit.calls.interceptors import CallHandlers
-from services.kit.calls.metrics import RpcMetrics
+from services.kit.calls.interceptors import CallHandlers, RpcMetrics
 from services.kit.concurrency import cancel_all
 from services.kit.convert import to_timestamp
 from services.kit.credentials.gate import Gate
@@ -100,6 +98,47 @@ class _MetricsHandler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the library's name
         """Leaves the log to what the service does."""
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
+    """Answers grpc.health.v1 for the services of `names`, which may grow, and for "", the whole process.
+
+    grpc's own servicer writes to watchers under a lock: one who reads nothing holds up all others, and the drain.
+    """
+
+    def __init__(self, readiness: Readiness, names: Container[str]) -> None:
+        self._readiness, self._names = readiness, names
+        self._changed = asyncio.Event()
+        readiness.on_change(self._wake)
+
+    async def Check(self, request: Any, _context: Any) -> health_pb2.HealthCheckResponse:
+        """Answers the state. Raises NotFound for a service that is not here."""
+        answer = self._answer(request.service)
+        if answer.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            raise errors.NotFound("no service of that name is here; leave the name empty for all")
+        return answer
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        """Answers the state, and again whenever it changes, until the service closes."""
+        told = None
+        while True:
+            changed, answer = self._changed, self._answer(request.service)
+            if answer != told:
+                await context.write(answer)
+                told = answer
+            if self._readiness.is_closing:
+                return
+            await changed.wait()
+
+    def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
+        kinds = health_pb2.HealthCheckResponse
+        if service and service not in self._names:
+            return kinds(status=kinds.SERVICE_UNKNOWN)
+        return kinds(status=kinds.SERVING if self._readiness.healthy else kinds.NOT_SERVING)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 class Certificates:

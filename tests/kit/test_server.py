@@ -26,7 +26,7 @@ from pydantic_settings import SettingsConfigDict
 from aeenc import Channel, EncoderClient, errors, vectors
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.kit import server as server_module
-from services.kit.calls.metrics import RpcMetrics
+from services.kit.calls.interceptors import RpcMetrics
 from services.kit.convert import request_id
 from services.kit.logs import name_call
 from services.kit.server import GrpcServer
