@@ -9,7 +9,6 @@ The state survives `down` and `up`, and SIGKILL of any process.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -18,17 +17,17 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aeenc
 from aeenc import errors
 from aeenc.evaluation import splits_in
 from aeenc.transport.checks import bare_token
 from services.kit.credentials.watched_files import read_secret
+from services.kit.healthcheck import serves
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
 from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
@@ -43,7 +42,6 @@ _OFFSETS = {"encoder": 0, "index": 1, "sampler": 2, "trainer": 3, "gold": 4, "wo
 START_S = 180.0
 END_S = 20.0
 RESTORING = ".restoring"  # among the artifacts, from the beginning of a restore to its end
-READY_STATES = (2, 3)  # SERVING and DEGRADED
 
 Say = Callable[[str], None]
 
@@ -150,7 +148,9 @@ class Fleet:
                     say(f"starting {name}")
                     running[name] = self._start(name, options, targets, url)
                 self._note(name, options, targets, running, url)
-            asyncio.run(self._await_serving(names, running, targets, say))
+            for name in names:
+                self._await_serving(name, running[name], targets[name])
+                say(f"{name} serves at {targets[name]}")
         return targets
 
     def _make_way(self, options: Options, say: Say) -> tuple[dict[str, ProcessId], dict[str, str]]:
@@ -313,29 +313,14 @@ class Fleet:
                 targets[name] = f"{LOCALHOST}:{free_port(set(targets.values()))}"
         return targets
 
-    async def _await_serving(
-        self, names: Sequence[str], running: dict[str, ProcessId], targets: dict[str, str], say: Say
-    ) -> None:
-        async def serves(name: str) -> bool:
-            if name not in SERVICES:
-                return is_taken(targets[name])
-            return (await getattr(client, name).info()).service.state in READY_STATES
-
-        addresses: dict[str, Any] = {name: targets[name] for name in SERVICES}
-        async with aeenc.connect_async(**addresses, token=self._token, ca="", timeout_s=5.0) as client:  # never TLS
-            for name in names:
-                await self._await_one(name, running[name], serves)
-                say(f"{name} serves at {targets[name]}")
-
-    async def _await_one(self, name: str, process: ProcessId, serves: Callable[[str], Awaitable[bool]]) -> None:
+    def _await_serving(self, name: str, process: ProcessId, target: str) -> None:
         deadline, log = time.monotonic() + START_S, self._log(name)
         while time.monotonic() < deadline:
             if not process.alive:
                 raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
-            with contextlib.suppress(errors.Unavailable, errors.DeadlineExceeded):
-                if await serves(name):
-                    return
-            await asyncio.sleep(processes.POLL_S)
+            if is_taken(target) and (name not in SERVICES or serves(target)):
+                return
+            time.sleep(processes.POLL_S)
         raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
 
     def _read(self) -> dict[str, Any]:

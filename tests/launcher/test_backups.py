@@ -310,7 +310,7 @@ def test_a_backup_whose_lock_another_one_has_just_removed_is_not_made(
     monkeypatch.setattr(archive, "try_lock", of_one_that_has_ended)
     with pytest.raises(errors.FailedPrecondition, match="another backup"), archive.new_backup(tmp_path / "a.tar"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == [".a.tar.lock"] * has_third
+    assert [path.name for path in tmp_path.iterdir()] == [".a.tar.unfinished"] * has_third
 
 
 def test_newer_and_unfinished_backups_are_refused_by_name(tmp_path: Path):

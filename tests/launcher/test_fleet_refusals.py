@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -168,10 +167,10 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
 
 def test_an_oracle_that_does_not_listen_in_time_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet_module, "START_S", 0.1)
-    monkeypatch.setattr(fleet_module, "SERVICES", ())
-    running, nobody = {"gold": ProcessId.of(os.getpid())}, {"gold": f"127.0.0.1:{free_port(set())}"}
+    process = ProcessId.of(os.getpid())
+    assert process is not None
     with pytest.raises(errors.Unavailable, match=r"gold does not serve after 0 s; .*gold\.log says:"):
-        asyncio.run(Fleet(tmp_path)._await_serving(["gold"], running, nobody, print))
+        Fleet(tmp_path)._await_serving("gold", process, f"127.0.0.1:{free_port(set())}")
 
 
 def test_only_one_up_works_on_a_home_at_a_time(tmp_path: Path):

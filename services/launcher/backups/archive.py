@@ -73,53 +73,44 @@ class BackupWriter:
 def new_backup(target: Path) -> Iterator[BackupWriter]:
     """Makes a backup, which is there under its name when the block ends, and not before.
 
-    What a killed one has left is removed. Raises AlreadyExists when something stands there, FailedPrecondition while
-    another process makes the same one, and when it cannot be written.
+    What a killed one has left is written over. Raises AlreadyExists when something stands there, FailedPrecondition
+    while another process makes the same one, and when it cannot be written.
     """
     target = target.absolute()
     place = target.with_name(f".{target.name}.unfinished")
     with _writing(target):
         make_directory(target.parent)
-        lock = target.with_name(f".{target.name}.lock").open("wb")
-    with lock:
-        if not _locks(lock):
-            raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it")
+        file = place.open("ab")
+    try:
+        _check_alone(file, place, target)
         try:
-            with _new_tar(target, place) as writer:
-                yield writer
-            with _writing(target):
-                place.rename(target)
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                yield BackupWriter(target, tar)
+                with _writing(target):
+                    tar.close()
+                    file.flush()
+                    os.fsync(file.fileno())
+                    place.rename(target)
         except BaseException:
             place.unlink(missing_ok=True)
             raise
-        finally:
-            Path(lock.name).unlink(missing_ok=True)
-    sync_directory(target.parent)
-
-
-def _locks(lock: IO[bytes]) -> bool:
-    """Whether this process has the lock alone: whoever had it may just have removed the file, and another made it."""
-    with contextlib.suppress(FileNotFoundError):
-        return try_lock(lock) and os.path.samestat(os.fstat(lock.fileno()), Path(lock.name).stat())
-    return False
-
-
-@contextmanager
-def _new_tar(target: Path, place: Path) -> Iterator[BackupWriter]:
-    if os.path.lexists(target):
-        raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
-    with _writing(target):
-        file = place.open("wb")
-    try:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            yield BackupWriter(target, tar)
-            with _writing(target):
-                tar.close()
-                file.flush()
-                os.fsync(file.fileno())
     finally:
         with contextlib.suppress(OSError):  # it tries once more to write what has failed already
             file.close()
+    sync_directory(target.parent)
+
+
+def _check_alone(file: IO[bytes], place: Path, target: Path) -> None:
+    """Empties the file at `place`, unless another process has it, or just had it, or something stands at `target`."""
+    is_ours = False
+    with contextlib.suppress(FileNotFoundError):
+        is_ours = try_lock(file) and os.path.samestat(os.fstat(file.fileno()), place.stat())
+    if not is_ours:
+        raise errors.FailedPrecondition(f"another backup to {target} is being made; wait for it")
+    if os.path.lexists(target):
+        place.unlink()
+        raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
+    file.truncate(0)
 
 
 @contextmanager
