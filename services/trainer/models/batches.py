@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +88,20 @@ def outputs_of(path: Path, batches: Batches, items: Sequence[Item], *, together:
     With one thread the sums have the same order on every machine with this CPU.
     """
     session = session_of(path, threads)
-    names = {put.name for put in session.get_inputs()}
-    rows: list[Any] = [None] * len(items)
+    names = [put.name for put in session.get_inputs()]
+    return computed(
+        batches, items, together, lambda inputs: session.run(None, {name: inputs[name] for name in names})[0]
+    )
+
+
+def computed(batches: Batches, items: Sequence[Item], together: int, compute: Callable[[Inputs], Any]) -> Outputs:
+    """Computes the outputs of items, so many of similar length together."""
+    found = np.empty(0, dtype=np.float32)
     for part in by_length(characters(items), together):
-        inputs = batches.inputs([items[n] for n in part])
-        found = session.run(None, {name: values for name, values in inputs.items() if name in names})[0]
-        for n, row in zip(part, found, strict=True):
-            rows[n] = row
-    return np.stack(rows) if rows else np.empty(0, dtype=np.float32)
+        outputs = compute(batches.inputs([items[n] for n in part]))
+        found = found if len(found) else np.empty((len(items), *outputs.shape[1:]), dtype=np.float32)
+        found[part] = outputs
+    return found
 
 
 def session_of(path: Path, threads: int) -> InferenceSession:

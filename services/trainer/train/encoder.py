@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.devices import bound_memory
 from services.trainer.jobs.files import Precision
-from services.trainer.models.batches import Batches, Inputs, by_length
+from services.trainer.models.batches import Batches, Inputs, Item, Outputs, computed
 from services.trainer.models.space import SpaceSpec, dense_file
 from services.transformer import DENSE, PooledTransformer, load_transformer
 
@@ -75,18 +75,19 @@ def load_encoder(directory: Path, spec: SpaceSpec, weights: Mapping[str, Tensor]
     return QueryEncoder(transformer, spec)
 
 
+def encode(encoder: QueryEncoder, batches: Batches, texts: Sequence[str], prefix: str) -> Outputs:
+    """Encodes texts to unit vectors (n, dim) float32."""
+    return outputs_by(encoder, batches, [prefix + text for text in texts], ENCODE_BATCH)
+
+
 @torch.inference_mode()
-def encode(encoder: QueryEncoder, batches: Batches, texts: Sequence[str], prefix: str) -> Any:
-    """Encodes texts to unit vectors (n, dim) float32, in length-sorted batches, without dropout."""
-    training = encoder.training
-    encoder.eval()
-    device = next(encoder.parameters()).device
-    ids = batches.ids(texts, prefix)
-    vectors = torch.empty(len(ids), encoder.spec.dim)
-    for rows in by_length([len(tokens) for tokens in ids], ENCODE_BATCH):
-        vectors[rows] = encoder(**tensors_of(batches.padded([ids[n] for n in rows]), device)).cpu()
-    encoder.train(training)
-    return vectors.numpy()
+def outputs_by(model: nn.Module, batches: Batches, items: Sequence[Item], together: int) -> Outputs:
+    """Computes the vectors (n, dim) of texts or the scores (n,) of pairs as served, in float32 and without dropout."""
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    found = computed(batches, items, together, lambda inputs: model(**tensors_of(inputs, device)).cpu())
+    model.train(training)
+    return found
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

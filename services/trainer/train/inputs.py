@@ -105,8 +105,7 @@ class JobInputs:
         """Encodes texts (n, dim) by a version; empty for the space's pre-trained encoder."""
         artifact = open_checkpoint(self.store, version or self.generation.premise_version)
         frozen = load_encoder(artifact.path, self.spec).to(self.device)
-        vectors: NDArray[np.float32] = encode(frozen, self.batches, texts, prefix)
-        return vectors
+        return encode(frozen, self.batches, texts, prefix)
 
 
 class EncoderTask:
@@ -179,8 +178,7 @@ class EncoderTask:
             return self.inputs.generation.vectors
         texts = [premise.text for premise in self.inputs.generation.premises]
         prefix = self.inputs.spec.premise_prefix
-        vectors: NDArray[np.float32] = encode(encoders.premise, self.inputs.batches, texts, prefix)
-        return vectors
+        return encode(encoders.premise, self.inputs.batches, texts, prefix)
 
     def write(self, encoders: Encoders[QueryEncoder], meta: dict[str, Any], *of_query: Any) -> dict[str, str]:
         """Writes checkpoints: the `version` of the query encoder and, in a new space, the `premise_version`.

@@ -30,7 +30,7 @@ from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import CANDIDATES, TrainingSet
 from services.trainer.models.batches import Batches, Pair, by_length, characters, outputs_of
 from services.trainer.train.data import Units
-from services.trainer.train.encoder import Encoders, autocast, tensors_of
+from services.trainer.train.encoder import Encoders, autocast, outputs_by, tensors_of
 from services.trainer.train.export.cross_encoder import PairScorer, exported_cross_encoder, pair_batches
 from services.trainer.train.export.quantization import Int8Trial
 from services.trainer.train.export.writer import write_checkpoint
@@ -167,7 +167,7 @@ class RerankingTask:
         """
         if not self.inputs.validation:
             return None, None
-        report = self._reranked(self._scored(encoders.query, self._pairs))
+        report = self._reranked(outputs_by(encoders.query, self.batches, self._pairs, PAIRS))
         if not self.inputs.plan.means.int8:
             return report, None
         queries, threads = len(self.inputs.validation), torch.get_num_threads()
@@ -312,22 +312,9 @@ class RerankingTask:
         [order] = by_length(characters(pairs), len(pairs))
         parts = np.array_split(order, 1 if self.inputs.device.type == "cuda" else max(1, len(pairs) // TOGETHER))
         with autocast(self.inputs.device, self.inputs.precision):
-            rows = [scorer.logits(**self._tensors([pairs[n] for n in part])) for part in parts]
+            inputs = (tensors_of(self.batches.inputs([pairs[n] for n in part]), self.inputs.device) for part in parts)
+            rows = [scorer.logits(**one) for one in inputs]
         return torch.cat(rows)[np.argsort(order)].float()
-
-    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
-        return tensors_of(self.batches.inputs(pairs), self.inputs.device)
-
-    @torch.inference_mode()
-    def _scored(self, scorer: PairScorer, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Scores pairs (pairs,) as served, in float32 and without dropout; pairs of similar length together."""
-        training = scorer.training
-        scorer.eval()
-        scores = np.empty(len(pairs), dtype=np.float32)
-        for part in by_length(characters(pairs), PAIRS):
-            scores[part] = scorer(**self._tensors([pairs[n] for n in part])).cpu().numpy()
-        scorer.train(training)
-        return scores
 
 
 @dataclass(frozen=True)

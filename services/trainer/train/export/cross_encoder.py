@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from services.trainer.models.base_model import check_labels
 from services.trainer.models.batches import Batches, Pair
 from services.trainer.models.space import pad_id_of, token_limits
 from services.trainer.registry.checkpoints import CROSS_ENCODER
-from services.trainer.train.encoder import tensors_of
+from services.trainer.train.encoder import outputs_by, tensors_of
 from services.trainer.train.export.checkpoint import EXAMPLES, onnx_bytes
 from services.trainer.train.export.writer import PROBES, ExportedModel, write_checkpoint
 
@@ -74,8 +73,7 @@ def exported_cross_encoder(scorer: PairScorer, batches: Batches, config: str) ->
     scorer = scorer.to("cpu").eval()
     probes, longest = _probe_pairs(batches), (" ".join(PROBES), " ".join(PROBES * 8))
     model = onnx_bytes(scorer, "score", tensors_of(batches.inputs(probes[:EXAMPLES])))
-    with torch.inference_mode():
-        scores = [scorer(**tensors_of(batches.inputs([pair]))).numpy() for pair in (*probes, longest)]
+    scores = outputs_by(scorer, batches, [*probes, longest], 1)
     meta = {
         "model_type": CROSS_ENCODER,
         "space_id": CROSS_ENCODER,
@@ -86,7 +84,7 @@ def exported_cross_encoder(scorer: PairScorer, batches: Batches, config: str) ->
         "premise_prefix": "",
     }
     files = {"config.json": config.encode(), "tokenizer.json": batches.to_json().encode()}
-    return ExportedModel(model, batches, probes, np.concatenate(scores), files, meta, "x", further=(longest,))
+    return ExportedModel(model, batches, probes, scores, files, meta, "x", further=(longest,))
 
 
 def pair_batches(directory: Path, model: nn.Module) -> Batches:
