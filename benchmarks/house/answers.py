@@ -44,7 +44,7 @@ from benchmarks.harness.rows import Rows, run
 from benchmarks.scale.distributed import anonymous_bytes
 from services.store.registry import CheckpointRow, Registry
 from services.trainer.evaluation.evaluator import MAX_GOLD, MAX_QUERIES
-from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobStore
 
 AT_ONCE, MOST_MIB, MIB = 8, 64.0, 2**20
 DIM, CALL_S, LOOK_S, AGAIN_S = 32, 120.0, 0.002, 0.1
@@ -257,7 +257,7 @@ async def jobs(fleet: Fleet) -> str:
         for n in range(ROWS):
             await registry.checkpoints.add(replace(row, version=f"q{n:064}"))
             config = JobConfig("short", ("run",), note=2 * long_text(n), base_version=base)
-            job_id = await store.create(Job(f"{n:016}", config, "g", "PENDING", "", JobProgress(), "", now, None), [])
+            job_id = await store.create(Job(f"{n:016}", config, "g", "PENDING", now), [])
             await store.transition(job_id, ("PENDING",), "CANCELLED")
         for n in range(LABELS):
             await registry.set_label(fleet.space.space_id, f"label-{n}", base)

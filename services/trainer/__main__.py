@@ -19,7 +19,7 @@ from services.trainer.jobs.files import ComputeOptions
 from services.trainer.jobs.garbage import Collection, Deletion, Retention
 from services.trainer.jobs.job import JobStore
 from services.trainer.jobs.losses import Configured
-from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
+from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.jobs.training_jobs import TrainingJobs
@@ -67,7 +67,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         data_sets,
         server.readiness,
         tandems=building,
-        retrieved=Retrieved(index),
+        index=index,
         holds=holds,
         instance=settings.instance,
         jobs_dir=jobs_dir,

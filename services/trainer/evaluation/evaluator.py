@@ -279,8 +279,8 @@ class IndexRanks:
         index: IndexClient,
         opened: Generation,
         retrieval: Retrieval | None,
-        label: str | None,
-        version: str | None,
+        label: str | None = None,
+        version: str | None = None,
         queries: Sequence[EvaluationQuery] = (),
     ) -> None:
         """`queries` say what is accessible to their texts; all is to others."""
@@ -320,16 +320,21 @@ class IndexRanks:
             ranks += await run_in_thread(_ranks, found, self._opened, mine)
         return ranks
 
+    async def ids(self, texts: Sequence[str], k: int) -> dict[str, list[str]]:
+        """Returns the ids of the first k premises of each text, best first, without the text itself."""
+        listed = [[hit.id for hit in hits] async for found in self._parts(texts, k) for hits in found]
+        return dict(zip(texts, listed, strict=True))
+
     async def scored(self, texts: Sequence[str], k: int) -> dict[str, RankedPremises]:
         """Scores the first k premises of each text; by negated rank where scores of two texts are not comparable."""
         by_rank = self._retrieval is not None and self._retrieval.mode == "iterative_lexical"
         scored: list[RankedPremises] = []
-        async for found in self._parts(texts, k, drop_self=True, accepted=()):
+        async for found in self._parts(texts, k):
             scored += await run_in_thread(_scored, found, self._opened, by_rank=by_rank)
         return dict(zip(texts, scored, strict=True))
 
     async def _parts(
-        self, texts: Sequence[str], k: int, drop_self: bool, accepted: Sequence[Sequence[str]]
+        self, texts: Sequence[str], k: int, drop_self: bool = True, accepted: Sequence[Sequence[str]] = ()
     ) -> AsyncIterator[list[list[Hit]]]:
         for start in range(0, len(texts), PART):
             part = texts[start : start + PART]

@@ -21,37 +21,24 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from aeenc.calls.retrieval import Mode, Retrieval
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import Question, RatedDataset, answer_splits, load_data, read_answers, splits_in
 from aeenc.evaluation.graded import MAX_GRADE, check_grade
 from aeenc.files.lines import json_lines
-from aeenc.index import IndexClient
 from aeenc.sampler import SamplerClient
 from aeenc.trees import Dataset
 from services.kit.logs import get
-from services.trainer.jobs.training_set import CANDIDATES, JudgedPair, Sign
+from services.trainer.jobs.training_set import JudgedPair, Sign
 
 log = get(__name__)
 
-TEXTS_PER_CALL = 16
-_LABELS: dict[str, Sign] = {"entailment": "POSITIVE", "neutral": "NEGATIVE", "contradiction": "CONTRADICTED"}
+_LABELS: dict[str | int, Sign] = {"entailment": "POSITIVE", "neutral": "NEGATIVE", "contradiction": "CONTRADICTED"}
 _SIGNS: dict[str, Sign] = {"positive": "POSITIVE", "negative": "NEGATIVE", "skipped": "SKIPPED"}
 _SAMPLER_SIGNS: dict[int, Sign] = {1: "POSITIVE", 2: "NEGATIVE", 3: "SKIPPED"}  # of a Pair message
 _NO_LABEL = "-"  # SNLI's annotators did not agree
 _NLI, _ANALOGY = "nli:", "analogy:"  # before the path of a data set of this kind
-_NLI_SIGNS: dict[str | int, Sign] = {
-    "entailment": "POSITIVE",
-    "neutral": "NEUTRAL",
-    "contradiction": "CONTRADICTED",
-    _NO_LABEL: "SKIPPED",
-    0: "POSITIVE",
-    1: "NEUTRAL",
-    2: "CONTRADICTED",
-    -1: "SKIPPED",
-}
-
-
+_NLI_SIGNS: dict[str | int, Sign] = {**_LABELS, "neutral": "NEUTRAL", _NO_LABEL: "SKIPPED"}
+_NLI_SIGNS |= {0: "POSITIVE", 1: "NEUTRAL", 2: "CONTRADICTED", -1: "SKIPPED"}
 _FORMS = (
     "query, positive, negative, or query, premise, sign, or query, premise, grade (0 to 100), or premise, hypothesis, "
     "label"
@@ -216,29 +203,6 @@ def _only_elsewhere(texts: Mapping[str, Set[str]], split: str) -> set[str]:
     """Returns the texts of other splits alone; none where the split is not among them, as in a single file."""
     others = (found for name, found in texts.items() if name != split and split in texts)
     return set().union(*others) - texts.get(split, set())
-
-
-class Retrieved:
-    """What the index retrieves for the queries of a job: the candidates that a cross-encoder learns to re-rank."""
-
-    def __init__(self, index: IndexClient) -> None:
-        self._index = index
-
-    async def read(self, corpus: str, generation: str, mode: Mode, texts: Sequence[str]) -> dict[str, list[str]]:
-        """Returns the ids of the first CANDIDATES premises of each text, best first, without the text itself.
-
-        The encoder that answers first answers for all texts, whatever is published meanwhile.
-        """
-        found: dict[str, list[str]] = {}
-        version: str | None = None
-        for start in range(0, len(texts), TEXTS_PER_CALL):
-            part = texts[start : start + TEXTS_PER_CALL]
-            ranked = await self._index.rankings(
-                corpus, part, k=CANDIDATES, retrieval=Retrieval(mode), generation=generation, version=version
-            )
-            version = version or ranked.model_version or None
-            found |= {text: [hit.id for hit in hits] for text, hits in zip(part, ranked.results, strict=True)}
-        return found
 
 
 _Found = dict[tuple[str, str, str], list[tuple[Sign, float]]]  # signs and grades of query, premise id and premise

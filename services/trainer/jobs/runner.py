@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from aeenc import errors
-from aeenc.calls.retrieval import Mode
+from aeenc.calls.retrieval import Mode, Retrieval
+from aeenc.index import IndexClient
 from services.corpus.generation import open_generation
 from services.corpus.holds import GenerationHolds
 from services.kit.concurrency import EXIT_DISK_FULL, cancel_all, every, finish, run_in_thread
@@ -34,13 +35,14 @@ from services.store.files import DISK_FULL
 from services.store.formats import NewerFormat, made_of
 from services.store.life_cycles import LIVE, State
 from services.store.redis import WorkLease, once_redis_answers
+from services.trainer.evaluation.evaluator import IndexRanks
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import EPOCH_STATE, ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import Job, JobProgress, JobStore
 from services.trainer.jobs.losses import BASE_MODELS, NOTHING_CONFIGURED, Configured
-from services.trainer.jobs.pair_sources import DataSets, Retrieved, SampledPairs
+from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.tandem_building import TandemBuilder
-from services.trainer.jobs.training_set import HeldBack, JudgedPair, as_stored, hold_back
+from services.trainer.jobs.training_set import CANDIDATES, HeldBack, JudgedPair, as_stored, hold_back
 from services.trainer.models.base_model import find_base_model
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Child, asked_to_end, describe_exit
@@ -78,7 +80,7 @@ class JobRunner:
         readiness: Readiness,
         *,
         tandems: TandemBuilder,
-        retrieved: Retrieved,
+        index: IndexClient,
         holds: GenerationHolds,
         instance: str,
         jobs_dir: Path,
@@ -88,7 +90,7 @@ class JobRunner:
         poll_s: float,
     ) -> None:
         self._store, self._checkpoints, self._readiness = store, checkpoints, readiness
-        self._pairs, self._data_sets, self._tandems, self._retrieved = pairs, data_sets, tandems, retrieved
+        self._pairs, self._data_sets, self._tandems, self._index = pairs, data_sets, tandems, index
         self._holds = holds
         # A restarted process is another owner: its predecessor's calls in flight must not count as its own.
         self._owner = f"{instance}:{uuid.uuid4().hex[:8]}"
@@ -252,7 +254,9 @@ class JobRunner:
         explained = await asyncio.to_thread(lambda: {pair.query: None for pair in pairs if pair.sign == "POSITIVE"})
         queries = explained | {query.text: None for query in validation}
         mode: Mode = job.config.candidates.lower()  # type: ignore[assignment]
-        return await self._retrieved.read(job.config.corpus, job.generation, mode, list(queries))
+        store, config = self._checkpoints.store, job.config
+        opened = await asyncio.to_thread(open_generation, store, config.corpus, job.generation)
+        return await IndexRanks(self._index, opened, Retrieval(mode)).ids(list(queries), CANDIDATES)
 
     async def _run_child(self, job: Job, files: JobFiles) -> dict[str, object]:
         self._backoff.clear(job.id)

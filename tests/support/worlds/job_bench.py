@@ -19,7 +19,7 @@ from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.trainer.jobs import runner as job_runner
 from services.trainer.jobs.files import ComputeOptions
-from services.trainer.jobs.job import Job, JobConfig, JobProgress, JobStore
+from services.trainer.jobs.job import Job, JobConfig, JobStore
 from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.registry.child import Child
@@ -82,7 +82,7 @@ class Bench:
             DataSets({}, 1024),
             self.readiness,
             tandems=StandInServices(),  # type: ignore[arg-type]
-            retrieved=StandInServices(),  # type: ignore[arg-type]
+            index=StandInServices(),  # type: ignore[arg-type]
             holds=NoHolds(),  # type: ignore[arg-type]
             instance="i",
             jobs_dir=jobs_dir,
@@ -108,7 +108,7 @@ async def bench(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator
     redis = connect(redis_url)
     store = JobStore(redis, namespace)
     config = JobConfig("c", ("r",))
-    job = Job(uuid.uuid4().hex[:8], config, "g", "PENDING", "", JobProgress(), "", datetime.now(UTC), None, "f")
+    job = Job(uuid.uuid4().hex[:8], config, "g", "PENDING", datetime.now(UTC), fingerprint="f")
     await store.create(job, [])
     made = Bench(store, tmp_path / "jobs", job)
     yield made

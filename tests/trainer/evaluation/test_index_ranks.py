@@ -103,7 +103,8 @@ async def test_all_parts_are_by_the_version_that_answered_first(monkeypatch: pyt
     ranked, _ = ranking(index)
     await ranked.of_gold(TEXTS, [np.array([0])] * 5, 4)
     await ranked.scored(TEXTS, 3)
-    assert [(call["label"], call["version"]) for call in index.calls] == [("stable", None)] + [(None, "q1")] * 5
+    assert await ranked.ids(TEXTS, 2) == {f"t{n}": [f"p{n}", f"p{n + 1}"] for n in range(5)}
+    assert [(call["label"], call["version"]) for call in index.calls] == [("stable", None)] + [(None, "q1")] * 8
     assert (ranked.model_version, ranked.rerank_versions) == ("q1", ("x1",))
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from aeenc.calls.retrieval import Rankings
 from aeenc.errors import FailedPrecondition, InvalidArgument, NotFound
 from aeenc.evaluation import load_data
-from aeenc.index import IndexClient
 from aeenc.trees import Dataset
 from services.corpus.generation import PremiseRecord
-from services.trainer.jobs.pair_sources import DataSets, Retrieved
+from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.training_set import build_training_set
 from services.trainer.train.losses import CONTRADICTION, ENTAILMENT, NEUTRAL
 from services.trainer.train.objectives import classified
@@ -276,15 +273,3 @@ def test_answer_selection_is_a_data_set_with_the_classes_of_its_questions(tmp_pa
     assert held_out == {"who flies"}
     built = build_training_set(pairs, [], "train", held_out)
     assert [example.question_class for example in built.examples] == ["who", "reason"]
-
-
-async def test_the_encoder_that_retrieves_first_retrieves_for_all_texts_of_a_job():
-    asked: list[str | None] = []
-
-    class Index:
-        async def rankings(self, _corpus: str, texts: list[str], *, version: str | None, **_: Any) -> Rankings:
-            asked.append(version)
-            return Rankings([[] for _ in texts], f"q{len(asked)}", (), "g")
-
-    await Retrieved(cast("IndexClient", Index())).read("c", "g", "dense", [f"q {n}" for n in range(40)])
-    assert asked == [None, "q1", "q1"]
