@@ -190,11 +190,11 @@ class Registry:
         Raises Aborted when the label is not at `expected_revision` (0: the label must not exist).
         """
         keys = [
-            self._label_key(space_id, name),
+            self._key("label", space_id, name),
             self._keys.labels,
             self._events,
-            self._label_key(space_id, "previous"),
-            self._deleted_key(space_id, name),
+            self._key("label", space_id, "previous"),
+            self._key("deleted-label", space_id, name),
             self.requests.key(request),
             self._keys.buried,
             self._keys.precisions,
@@ -219,7 +219,7 @@ class Registry:
 
     async def label(self, space_id: str, name: str) -> LabelRow | None:
         """Returns a label's row; None when it does not exist."""
-        row = await self._redis.hgetall(self._label_key(space_id, name))
+        row = await self._redis.hgetall(self._key("label", space_id, name))
         return LabelRow.of_hash(row) if row else None
 
     async def labels(
@@ -243,7 +243,7 @@ class Registry:
         members = sorted(await self._redis.smembers(self._keys.labels))
         pipe = self._redis.pipeline(transaction=True)
         for member in members:
-            pipe.hgetall(self._label_key(*member.split(" ", 1)))
+            pipe.hgetall(self._key("label", *member.split(" ", 1)))
         found = [one for one in zip(members, await pipe.execute(), strict=True) if one[1]]
         rows = read_all(read, found, readable=readable or unread is not None)
         return [row for row in rows if space_id is None or row.space_id == space_id]
@@ -256,11 +256,11 @@ class Registry:
         Raises NotFound for an unknown label, Aborted when it is not at `expected_revision`.
         """
         keys = [
-            self._label_key(space_id, name),
+            self._key("label", space_id, name),
             self._keys.labels,
             self._events,
-            self._ack_key(space_id, name),
-            self._deleted_key(space_id, name),
+            self._key("ack", space_id, name),
+            self._key("deleted-label", space_id, name),
             self.requests.key(request),
         ]
         expected = -1 if expected_revision is None else expected_revision
@@ -303,7 +303,7 @@ class Registry:
 
     async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
         """Records how far an encoder has come with a label; nothing, when the label is gone."""
-        keys = [self._label_key(space_id, label), self._ack_key(space_id, label), self._instances, self._answers]
+        keys = [self._key("label", space_id, label), self._key("ack", space_id, label), self._instances, self._answers]
         await self._acknowledge(keys=keys, args=[row.instance, row.to_json(), ANSWERS_KEPT])
 
     async def heartbeat(self, instance: str, files: Mapping[str, str] = MappingProxyType({})) -> bool:
@@ -331,7 +331,7 @@ class Registry:
 
     async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
         """Returns how far each live encoder has come with a label; one that has not answered yet is at revision 0."""
-        now_s, *flat = await self._rollouts(keys=[self._instances, self._ack_key(space_id, label)])
+        now_s, *flat = await self._rollouts(keys=[self._instances, self._key("ack", space_id, label)])
         now = datetime.fromtimestamp(int(now_s), UTC)
         return sorted(map(partial(rollout_of, now), flat[::2], flat[1::2]), key=lambda row: row.instance)
 
@@ -355,12 +355,3 @@ class Registry:
             if answer:
                 seen |= {key: entries[-1][0] for key, entries in answer}
                 await asyncio.sleep(min(left_s, ROLLOUT_PAUSE_S))
-
-    def _label_key(self, space_id: str, name: str) -> str:
-        return self._key("label", space_id, name)
-
-    def _deleted_key(self, space_id: str, name: str) -> str:
-        return self._key("deleted-label", space_id, name)
-
-    def _ack_key(self, space_id: str, name: str) -> str:
-        return self._key("ack", space_id, name)

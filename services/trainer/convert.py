@@ -29,7 +29,6 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import Job, JobConfig
 from services.trainer.registry.operator_models import STABLE
 from services.trainer.registry.publishing import Move
-from services.trainer.registry.quality_gate import Verdict
 from services.trainer.registry.rollout import Publication
 from services.trainer.registry.tandems import Tandem
 
@@ -95,20 +94,11 @@ def to_rollouts(rows: Sequence[RolloutRow], label: LabelRow) -> list[types_pb2.R
     return found
 
 
-def to_publication(publication: Publication) -> dict[str, Any]:
-    """Collects the fields that the responses of Publish and Rollback share."""
-    return {
-        "label": to_label(publication.label),
-        "rollouts": to_rollouts(publication.rollouts, publication.label),
-        "complete": publication.complete,
-        "generation": publication.generation,
-    }
-
-
-def to_gate(verdict: Verdict) -> dict[str, Any]:
-    """Collects what the response of Publish says of the quality gate."""
-    comparisons = [_message(registry_pb2.GateComparison, one) for one in verdict.comparisons]
-    return {"comparisons": comparisons, "not_compared": verdict.not_compared}
+def to_publication(kind: type[M], publication: Publication) -> M:
+    """Writes the answer of Publish, or of Rollback, which says nothing of the quality gate."""
+    label = to_label(publication.label)
+    rollouts = to_rollouts(publication.rollouts, publication.label)
+    return _message(kind, publication, publication.gate, label=label, rollouts=rollouts)
 
 
 async def from_evaluate_requests(
@@ -162,18 +152,8 @@ def to_report(evaluation: Evaluation) -> types_pb2.EvaluationReport:
     """Writes an evaluation's report."""
     report = evaluation.report
     ranks = zip_longest(report.strict_ranks, report.paper_ranks, fillvalue=()) if evaluation.with_ranks else ()
-    return _message(
-        types_pb2.EvaluationReport,
-        report,
-        model_version=evaluation.model_version,
-        generation=evaluation.generation,
-        rerank_versions=evaluation.rerank_versions,
-        parts=evaluation.parts,
-        hypothesis_alone=evaluation.hypothesis_alone,
-        gold_tree=evaluation.gold_tree,
-        ranks=[types_pb2.GoldRanks(strict=_found(one), paper=_found(other)) for one, other in ranks],
-        graded=_graded(report.graded),
-    )
+    found = [types_pb2.GoldRanks(strict=_found(one), paper=_found(other)) for one, other in ranks]
+    return _message(types_pb2.EvaluationReport, evaluation, report, ranks=found, graded=_graded(report.graded))
 
 
 def revision(message: Any) -> int | None:
@@ -197,14 +177,15 @@ def _prefix(kind: Any) -> str:
     return str(kind.values[0].name).removesuffix("UNSPECIFIED")
 
 
-def _message(kind: type[M], value: Any, **given: Any) -> M:
-    """Writes what a value has by the names of a message's fields, and what is given beside it.
+def _message(kind: type[M], *values: Any, **given: Any) -> M:
+    """Writes what values have by the names of a message's fields, and what is given beside them.
 
     A length of time is `<field>_s` in the value; enums are their names there.
     """
     fields = {}
     for field in kind.DESCRIPTOR.fields:
-        own = given.get(field.name, getattr(value, field.name, getattr(value, f"{field.name}_s", None)))
+        named = (getattr(one, name) for name in (field.name, f"{field.name}_s") for one in values if hasattr(one, name))
+        own = given.get(field.name, next(named, None))
         if own is not None and own != "":
             fields[field.name] = _written(field, own)
     return kind(**fields)

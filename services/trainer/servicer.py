@@ -135,8 +135,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
         publication = await self._publishing.publish(
             convert.from_publish(request), wait_s=request.wait.ToNanoseconds() / 1e9
         )
-        gate = convert.to_gate(publication.gate)
-        return registry_pb2.PublishResponse(**convert.to_publication(publication), **gate)
+        return convert.to_publication(registry_pb2.PublishResponse, publication)
 
     async def SetLabel(self, request: registry_pb2.SetLabelRequest, context: Any) -> registry_pb2.SetLabelResponse:
         row = await self._publishing.set_label(convert.from_set_label(request))
@@ -157,7 +156,7 @@ class RegistryAdminServicer(registry_pb2_grpc.RegistryAdminServiceServicer):
             wait_s=request.wait.ToNanoseconds() / 1e9,
             request_id=request.request_id,
         )
-        return registry_pb2.RollbackResponse(**convert.to_publication(publication))
+        return convert.to_publication(registry_pb2.RollbackResponse, publication)
 
     async def ListLabels(
         self, request: registry_pb2.ListLabelsRequest, context: Any
