@@ -16,7 +16,7 @@ from services.store.redis import Leases, connect, key_prefix
 from services.store.registry import Registry
 from services.trainer.evaluation.evaluator import Evaluator
 from services.trainer.jobs.files import ComputeOptions
-from services.trainer.jobs.garbage import Collection, Deletion, Retention
+from services.trainer.jobs.garbage import Deletion, Retention
 from services.trainer.jobs.job import JobStore
 from services.trainer.jobs.losses import Configured
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
@@ -76,14 +76,19 @@ def build(settings: TrainerSettings) -> GrpcServer:
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,
     )
-    deletion = Deletion(store, checkpoints, registry, tandems, index, jobs_dir=jobs_dir, grace_s=settings.grace_s)
-    collection = Collection(
-        deletion,
+    deletion = Deletion(
+        store,
+        checkpoints,
+        registry,
+        tandems,
+        index,
         building,
         holds,
         Leases(redis),
         Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
         lease=f"{key_prefix(settings.namespace)}trainer-garbage",
+        jobs_dir=jobs_dir,
+        grace_s=settings.grace_s,
     )
     device = Device(settings.device, settings.gpu_bytes)
     limits = Limits(settings.message_bytes, settings.max_items, settings.text_bytes, tokens=settings.max_tokens)
@@ -115,14 +120,14 @@ def build(settings: TrainerSettings) -> GrpcServer:
 
     server.add(
         trainer_pb2_grpc.add_TrainerAdminServiceServicer_to_server,
-        TrainerAdminServicer(deletion, collection),
+        TrainerAdminServicer(deletion),
         "aeenc.v1.TrainerAdminService",
         admin=True,
     )
 
     async def start() -> None:
         await warn_unless_durable(redis)
-        collection.start()  # first: what is being removed cannot be registered
+        deletion.start()  # first: what is being removed cannot be registered
         pinned = settings.base_model_sha256, settings.base_precision
         problems = [
             await models.ensure_base_model(settings.base_model, options, *pinned),
@@ -133,7 +138,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
 
     server.on_start(start)
     # The last one is called first.
-    closing = (holds.close, index_admin.close, evaluator.close, pairs.close, device.close, runner.stop, collection.stop)
+    closing = (holds.close, index_admin.close, evaluator.close, pairs.close, device.close, runner.stop, deletion.stop)
     for close in (redis.aclose, *closing):
         server.on_stop(close)
     return server

@@ -13,7 +13,7 @@ from services.kit.server import GrpcServer, to_service_info
 from services.trainer import convert
 from services.trainer.convert import from_evaluate_requests, to_report
 from services.trainer.evaluation.evaluator import MAX_BYTES, MAX_GOLD, MAX_QUERIES, Evaluator
-from services.trainer.jobs.garbage import Collection, Deletion
+from services.trainer.jobs.garbage import Deletion
 from services.trainer.jobs.training_jobs import TrainingJobs
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.child import Device
@@ -105,8 +105,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 class TrainerAdminServicer(trainer_pb2_grpc.TrainerAdminServiceServicer):
     """RPCs that remove jobs and checkpoints."""
 
-    def __init__(self, deletion: Deletion, collection: Collection) -> None:
-        self._deletion, self._collection = deletion, collection
+    def __init__(self, deletion: Deletion) -> None:
+        self._deletion = deletion
 
     async def DeleteJob(self, request: trainer_pb2.DeleteJobRequest, context: Any) -> trainer_pb2.DeleteJobResponse:
         await self._deletion.delete_job(request.job_id, request.request_id)
@@ -121,7 +121,7 @@ class TrainerAdminServicer(trainer_pb2_grpc.TrainerAdminServiceServicer):
     async def CollectGarbage(
         self, request: trainer_pb2.TrainerAdminServiceCollectGarbageRequest, context: Any
     ) -> trainer_pb2.TrainerAdminServiceCollectGarbageResponse:
-        garbage = await self._collection.collect(dry_run=request.dry_run, request_id=request.request_id)
+        garbage = await self._deletion.collect(dry_run=request.dry_run, request_id=request.request_id)
         return trainer_pb2.TrainerAdminServiceCollectGarbageResponse(garbage=convert.to_garbage(garbage))
 
 

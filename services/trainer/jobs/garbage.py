@@ -46,92 +46,6 @@ UNKNOWN_KEPT_S = 86_400.0  # age of a directory without a record: another deploy
 KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable, errors.DataLoss)  # of one thing, for now
 
 
-class Deletion:
-    """Deletes jobs and checkpoints of one namespace. `grace_s`: how long the files of a deleted checkpoint stay."""
-
-    def __init__(
-        self,
-        store: JobStore,
-        checkpoints: Checkpoints,
-        registry: Registry,
-        tandems: Tandems,
-        index: IndexClient,
-        *,
-        jobs_dir: Path,
-        grace_s: float,
-    ) -> None:
-        self.store, self.checkpoints, self.registry = store, checkpoints, registry
-        self._tandems, self._index = tandems, index
-        self.jobs_dir, self._grace_s = jobs_dir, grace_s
-
-    async def delete_job(self, job_id: str, request_id: str = "") -> None:
-        """Deletes a job that has ended. Raises NotFound, FailedPrecondition for a live one, and as the store does."""
-        await self.store.delete(job_id, Request(request_id, "DeleteJob", {"job_id": job_id}))
-        await self._finish_job(job_id)
-
-    async def delete_checkpoint(self, version: str, request_id: str = "") -> None:
-        """Deletes a checkpoint. Raises NotFound, and FailedPrecondition (IN_USE) naming who needs it."""
-        request = Request(request_id, "DeleteCheckpoint", {"version": version})
-        if await self.registry.requests.answer(request):
-            return
-        await self.checkpoints.get(version)
-        async with self._tandems.turn():  # no tandem becomes active meanwhile
-            if why := (await self.needed()).get(version):
-                raise errors.FailedPrecondition(f"checkpoint {version} is in use: {why}", reason="IN_USE")
-            await self.registry.checkpoints.bury(version, request)
-            await self._tandems.remove(version)
-        log.info("checkpoint deleted", version=version)
-
-    async def needed(self) -> dict[str, str]:
-        """Tells why checkpoints are needed, by version: for labels, tandems, live jobs, and what corpora serve."""
-        needed: dict[str, str] = {}
-        for tandem in await self._tandems.all():
-            if tandem.premise_version != tandem.version:
-                needed[tandem.premise_version] = f"it encodes the premises of {tandem.version}'s tandem"
-        live, rows = await self._live(), await self.registry.checkpoints.all()
-        spaces = {row.version: row.space_id for row in rows}
-        for job in live.values():
-            base = job.config.base_version
-            of_premises = await self.registry.checkpoints.space(spaces.get(base, "")) or ""
-            for version in (base, job.config.guide_version, of_premises):
-                needed[version] = f"job {job.id} is {job.state} and learns with it"
-        needed |= {row.version: f"job {row.job_id}, which made it, is not done" for row in rows if row.job_id in live}
-        async for found in self._index.list_corpora():
-            needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
-        for label in await self.registry.labels():
-            place = f"label {label.name!r} of space {label.space_id}"
-            if premise_version := await self.registry.checkpoints.space(label.space_id):
-                needed[premise_version] = f"it encodes the premises of space {label.space_id}, which {place} opens"
-            needed |= dict.fromkeys(versions_of(label.previous), f"{place} goes back to it")
-            needed |= dict.fromkeys(label.versions, f"{place} names it")
-        needed.pop("", None)
-        return needed
-
-    async def _live(self) -> dict[str, Job]:
-        jobs = {}
-        for job_id in await self.store.cycles.active():
-            with contextlib.suppress(errors.NotFound):  # it has just been deleted
-                jobs[job_id] = await self.store.get(job_id)
-        return jobs
-
-    async def finish(self) -> None:
-        """Removes what earlier deletions have left, and the files of checkpoints whose grace period is over."""
-        for job_id in await self.store.cycles.deleted():
-            with contextlib.suppress(*UNREADABLE):  # a trainer of the newer release carries it on
-                await self._finish_job(job_id)
-        for version in await self.registry.checkpoints.claim_buried(self._grace_s):
-            with contextlib.suppress(errors.NotFound):  # an earlier attempt has removed them
-                await run_in_thread(self.checkpoints.store.delete, FOLDER, version)
-            await self._tandems.remove(version)  # its deletion may have broken off before
-            await self.registry.checkpoints.forget_buried(version)
-            log.info("files of a deleted checkpoint removed", version=version)
-
-    async def _finish_job(self, job_id: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it has none, or lies on another trainer's disk
-            await run_in_thread(remove_directory, self.jobs_dir / job_id)
-        await self.store.clear(job_id)
-
-
 @dataclass(frozen=True)
 class Retention:
     """What is kept: seconds since a job's end or a checkpoint's registration, and numbers. 0: without limit."""
@@ -142,28 +56,104 @@ class Retention:
     checkpoints: int = 0
 
 
-class Collection:
-    """Collects garbage every minute, between `start` and `stop`, and when asked."""
+class Deletion:
+    """Deletes jobs and checkpoints of one namespace. Collects garbage when asked, and between `start` and `stop`.
+
+    `grace_s`: how long the files of a deleted checkpoint stay.
+    """
 
     def __init__(
         self,
-        deletion: Deletion,
+        store: JobStore,
+        checkpoints: Checkpoints,
+        registry: Registry,
+        tandems: Tandems,
+        index: IndexClient,
         building: TandemBuilder,
         holds: GenerationHolds,
         leases: Leases,
         retention: Retention,
         *,
         lease: str,
+        jobs_dir: Path,
+        grace_s: float,
     ) -> None:
-        self._deletion, self._building, self._holds = deletion, building, holds
-        self._store, self._checkpoints, self._registry = deletion.store, deletion.checkpoints, deletion.registry
-        self._jobs_dir, self._retention = deletion.jobs_dir, retention
-        self._leases, self._lease = leases, lease
+        self._store, self._checkpoints, self._registry = store, checkpoints, registry
+        self._tandems, self._index, self._building, self._holds = tandems, index, building, holds
+        self._retention, self._leases, self._lease = retention, leases, lease
+        self._jobs_dir, self._grace_s = jobs_dir, grace_s
         self._rounds: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
 
+    async def delete_job(self, job_id: str, request_id: str = "") -> None:
+        """Deletes a job that has ended. Raises NotFound, FailedPrecondition for a live one, and as the store does."""
+        await self._store.delete(job_id, Request(request_id, "DeleteJob", {"job_id": job_id}))
+        await self._finish_job(job_id)
+
+    async def delete_checkpoint(self, version: str, request_id: str = "") -> None:
+        """Deletes a checkpoint. Raises NotFound, and FailedPrecondition (IN_USE) naming who needs it."""
+        request = Request(request_id, "DeleteCheckpoint", {"version": version})
+        if await self._registry.requests.answer(request):
+            return
+        await self._checkpoints.get(version)
+        async with self._tandems.turn():  # no tandem becomes active meanwhile
+            if why := (await self.needed()).get(version):
+                raise errors.FailedPrecondition(f"checkpoint {version} is in use: {why}", reason="IN_USE")
+            await self._registry.checkpoints.bury(version, request)
+            await self._tandems.remove(version)
+        log.info("checkpoint deleted", version=version)
+
+    async def needed(self) -> dict[str, str]:
+        """Tells why checkpoints are needed, by version: for labels, tandems, live jobs, and what corpora serve."""
+        needed: dict[str, str] = {}
+        for tandem in await self._tandems.all():
+            if tandem.premise_version != tandem.version:
+                needed[tandem.premise_version] = f"it encodes the premises of {tandem.version}'s tandem"
+        live, rows = await self._live(), await self._registry.checkpoints.all()
+        spaces = {row.version: row.space_id for row in rows}
+        for job in live.values():
+            base = job.config.base_version
+            of_premises = await self._registry.checkpoints.space(spaces.get(base, "")) or ""
+            for version in (base, job.config.guide_version, of_premises):
+                needed[version] = f"job {job.id} is {job.state} and learns with it"
+        needed |= {row.version: f"job {row.job_id}, which made it, is not done" for row in rows if row.job_id in live}
+        async for found in self._index.list_corpora():
+            needed[found.active.premise_version] = f"corpus {found.corpus!r} serves premises that it has encoded"
+        for label in await self._registry.labels():
+            place = f"label {label.name!r} of space {label.space_id}"
+            if premise_version := await self._registry.checkpoints.space(label.space_id):
+                needed[premise_version] = f"it encodes the premises of space {label.space_id}, which {place} opens"
+            needed |= dict.fromkeys(versions_of(label.previous), f"{place} goes back to it")
+            needed |= dict.fromkeys(label.versions, f"{place} names it")
+        needed.pop("", None)
+        return needed
+
+    async def _live(self) -> dict[str, Job]:
+        jobs = {}
+        for job_id in await self._store.cycles.active():
+            with contextlib.suppress(errors.NotFound):  # it has just been deleted
+                jobs[job_id] = await self._store.get(job_id)
+        return jobs
+
+    async def finish(self) -> None:
+        """Removes what earlier deletions have left, and the files of checkpoints whose grace period is over."""
+        for job_id in await self._store.cycles.deleted():
+            with contextlib.suppress(*UNREADABLE):  # a trainer of the newer release carries it on
+                await self._finish_job(job_id)
+        for version in await self._registry.checkpoints.claim_buried(self._grace_s):
+            with contextlib.suppress(errors.NotFound):  # an earlier attempt has removed them
+                await run_in_thread(self._checkpoints.store.delete, FOLDER, version)
+            await self._tandems.remove(version)  # its deletion may have broken off before
+            await self._registry.checkpoints.forget_buried(version)
+            log.info("files of a deleted checkpoint removed", version=version)
+
+    async def _finish_job(self, job_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it has none, or lies on another trainer's disk
+            await run_in_thread(remove_directory, self._jobs_dir / job_id)
+        await self._store.clear(job_id)
+
     def start(self) -> None:
-        """Begins with the rounds."""
+        """Begins to collect garbage every minute."""
         self._rounds = asyncio.create_task(every(ROUND_S, self._round, "garbage stays for now"))
 
     async def stop(self) -> None:
@@ -183,7 +173,7 @@ class Collection:
         else:
             async with self._one, self._leases.turn(self._lease, LEASE_S, BUSY) as may_go_on:
                 garbage = [one async for one in self._garbage() if await may_go_on() and await self._remove(one)]
-                await self._deletion.finish()
+                await self.finish()
         answer = json.dumps([asdict(one) for one in garbage])
         await self._registry.requests.record(request, {"answer": answer})
         return garbage
@@ -228,7 +218,7 @@ class Collection:
     async def _old_checkpoints(self, keep: Retention) -> AsyncIterator[Garbage]:
         ages = await self._registry.checkpoints.ages()
         surplus = len(ages) - keep.checkpoints if keep.checkpoints else 0
-        needed = await self._deletion.needed()
+        needed = await self.needed()
         for place, (version, age_s) in enumerate(ages.items()):
             if version in needed:
                 continue
@@ -246,9 +236,9 @@ class Collection:
         try:
             if one.kind == "job":
                 await self._store.get(one.id)  # a damaged one is not removed unasked
-                await self._deletion.delete_job(one.id)
+                await self.delete_job(one.id)
             elif one.kind == "checkpoint":
-                await self._deletion.delete_checkpoint(one.id)
+                await self.delete_checkpoint(one.id)
             elif one.kind == "job directory":
                 await run_in_thread(shutil.rmtree, self._jobs_dir / one.id, ignore_errors=True)
             elif not await run_in_thread(self._checkpoints.store.sweep, FOLDER):
