@@ -11,6 +11,7 @@ from services.corpus.holds import GenerationHolds
 from services.kit.limits import Limits
 from services.kit.server import GrpcServer, run
 from services.store.durability import warn_unless_durable
+from services.store.formats import made_of
 from services.store.objects import open_store
 from services.store.redis import Leases, connect, key_prefix
 from services.store.registry import Registry
@@ -71,7 +72,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         holds=holds,
         instance=settings.instance,
         jobs_dir=jobs_dir,
-        means=ComputeOptions.of(settings),
+        means=made_of(ComputeOptions, vars(settings)),
         configured=configured,
         lease_s=settings.lease_s,
         poll_s=settings.poll_s,

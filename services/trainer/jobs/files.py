@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from aeenc.errors import DataLoss
 from aeenc.files.whole import whole_file
 from services.kit.logs import get
-from services.store.files import atomic_write, make_directory, sha256_of
+from services.store.files import atomic_write, sha256_of
 from services.store.formats import check_format, damage_is_data_loss, made_of
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.job import JobConfig
@@ -38,7 +38,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """Options of how a job computes, and where its curves go. `threads` are those of all its processes together."""
+    """Settings of how a job computes, and where its curves go. `threads` are those of all its processes together."""
 
     device: str = "cpu"
     gpu_bytes: int = 0
@@ -48,11 +48,6 @@ class ComputeOptions:
     precision: Precision | Literal["auto"] = "float32"
     processes: int = 1
     tensorboard_dir: str = ""
-
-    @classmethod
-    def of(cls, settings: Any) -> Self:
-        """Reads the trainer's settings."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -186,7 +181,6 @@ class JobFiles:
 
     def _write_lines(self, name: str, records: Iterable[Any]) -> None:
         """Replaces a file durably, line by line: a million pairs would take memory twice as text and as bytes."""
-        make_directory(self.directory)
         with whole_file(self.directory / name, durable=True) as file:
             file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 

@@ -16,6 +16,7 @@ from typing import Any
 from aeenc.errors import FailedPrecondition, InvalidArgument
 from services.corpus.generation import open_generation
 from services.store.artifacts import ArtifactStore
+from services.store.formats import made_of
 from services.store.objects import open_store
 from services.store.redis import connect
 from services.store.registry import Registry
@@ -69,7 +70,7 @@ def run(
         replace(config, base_version=base),
         active,
         str(store.root.resolve()),
-        replace(ComputeOptions.of(own), processes=1),
+        replace(made_of(ComputeOptions, vars(own)), processes=1),
         artifacts_url=store.url,
         custom_loss=dotted,
     )
