@@ -199,7 +199,7 @@ def test_candidates_are_the_negatives_and_what_the_validation_orders_by_score_al
     for example, negatives in zip(task.inputs.training_set.examples, task._negatives(), strict=True):
         listed = {ordinals[one] for one in candidates.get(example.query, ())}
         assert set(negatives) == (listed | {*example.refused}) - {*example.positives, *example.excluded}
-    monkeypatch.setattr(RerankingTask, "_scored", lambda self, scorer, pairs: -np.arange(len(pairs), dtype=np.float32))
+    monkeypatch.setattr(reranking, "outputs_by", lambda _, __, pairs, ___: -np.arange(len(pairs), dtype=np.float32))
     report, before = task.judged(task.encoders())[0], task.before()
     assert report is not None
     assert before is not None
@@ -243,7 +243,7 @@ def test_what_may_not_be_learned_from_is_no_negative(space: Space, make_job: Mak
 
 def test_a_score_of_nothing_leaves_the_quality_of_the_first_ranking(make_job: MakeJob, monkeypatch):
     task = load(make_job(**CROSS))
-    monkeypatch.setattr(RerankingTask, "_scored", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
+    monkeypatch.setattr(reranking, "outputs_by", lambda *_: np.zeros(len(VALIDATION) * 20, dtype=np.float32))
     report, before = task.judged(task.encoders())[0], task.before()
     assert report is not None
     assert before is not None
