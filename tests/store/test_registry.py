@@ -194,7 +194,7 @@ async def test_an_answer_of_a_newer_release_counts_as_none_and_its_label_is_not_
     await registry.set_label(SPACE, "stable", "q1")
     await registry.heartbeat("e1")
     await registry._redis.hset(
-        key := registry._ack_key(SPACE, "stable"), "e1", '{"format_version": 2, "instance": "e1"}'
+        key := registry._key("ack", SPACE, "stable"), "e1", '{"format_version": 2, "instance": "e1"}'
     )
     (rollout,) = await registry.rollouts(SPACE, "stable")
     assert (rollout.ok, rollout.revision) == (False, 0)
@@ -202,7 +202,7 @@ async def test_an_answer_of_a_newer_release_counts_as_none_and_its_label_is_not_
     newer = json.dumps({**json.loads(stand("e1", 2).to_json()), "gpu": "H200"})
     await registry._redis.hset(key, "e1", newer)
     assert [(one.instance, one.revision) for one in await registry.rollouts(SPACE, "stable")] == [("e1", 2)]
-    await registry._redis.hset(registry._label_key(SPACE, "stable"), "format_version", 2)
+    await registry._redis.hset(registry._key("label", SPACE, "stable"), "format_version", 2)
     with pytest.raises(NewerFormat, match=f"label 'stable' of space {SPACE} has format_version 2"):
         await registry.delete_label(SPACE, "stable")
 
@@ -236,7 +236,7 @@ async def test_a_damaged_row_hides_no_others_and_can_be_written_again_and_delete
     assert await registry.checkpoints.get("q1") == row("q1")
     for name in ("canary", "trial"):
         await registry.set_label(SPACE, name, "q1")
-    damage = partial(registry._redis.hset, registry._label_key(SPACE, "trial"), "format_version", "x")
+    damage = partial(registry._redis.hset, registry._key("label", SPACE, "trial"), "format_version", "x")
     await damage()
     unread: dict[tuple[str, str], str] = {}
     assert [row.name for row in await registry.labels(unread=unread)] == ["canary"]
@@ -355,7 +355,7 @@ async def test_encoders_that_have_come_and_gone_leave_nothing_in_redis(
     await registry.heartbeat("e1")
     await registry.acknowledge(SPACE, "stable", stand("e1", label.revision))
     assert await registry._redis.zrange(registry._instances, 0, -1) == ["e1"]
-    assert list(await registry._redis.hgetall(registry._ack_key(SPACE, "stable"))) == ["e1"]
+    assert list(await registry._redis.hgetall(registry._key("ack", SPACE, "stable"))) == ["e1"]
     assert await registry.heartbeat("dies"), "it is told that it was forgotten, and acknowledges anew"
 
 
@@ -363,7 +363,7 @@ async def test_an_answer_that_comes_after_its_label_was_deleted_is_not_kept(regi
     label = await registry.set_label(SPACE, "run-1", "q1")
     await registry.delete_label(SPACE, "run-1")
     await registry.acknowledge(SPACE, "run-1", stand("e1", label.revision))
-    assert not await registry._redis.exists(registry._ack_key(SPACE, "run-1"))
+    assert not await registry._redis.exists(registry._key("ack", SPACE, "run-1"))
 
 
 async def test_waiting_for_a_rollout_reads_only_when_something_has_happened(registry: Registry) -> None:
