@@ -44,7 +44,9 @@ async def served() -> AsyncIterator[tuple[BreaksOff, IndexClient]]:
         yield servicer, IndexClient(channel)
 
 
-async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own(served: tuple[BreaksOff, IndexClient]) -> None:
+async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own_unless_it_cannot_begin_again(
+    served: tuple[BreaksOff, IndexClient],
+) -> None:
     index, client = served
     assert (await client.build("science", PREMISES)).id == "g1"
     first, again = index.headers
@@ -53,6 +55,10 @@ async def test_a_build_goes_on_by_itself_under_a_request_id_of_its_own(served: t
     assert index.premises[1] == [one.id for one in PREMISES[4:]]
     await client.build("science", PREMISES)
     assert index.headers[2].request_id != first.request_id, "another build has another id"
+    index.headers.clear()
+    with pytest.raises(errors.Unavailable, match="restarting"):
+        await client.build("science", iter(PREMISES))
+    assert [header.request_id for header in index.headers] == [""]
 
 
 async def test_a_build_over_a_quota_goes_on_when_the_index_says_unless_that_is_too_late(

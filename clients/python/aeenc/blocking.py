@@ -231,8 +231,9 @@ class BlockingIndexClient:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, also by RetrieveOptions, and
-        texts too long are cut; `accessible` has for each text what may be found for it, none: all.
+        Options as in `retrieve`, but that texts too long are cut, and that k is 1,000 and precision float32 unless
+        given, or unless `retrieval` is a RetrieveOptions, which has both. `accessible` has for each text what may be
+        found for it, none: all.
         """
         return run(
             self._awaiting.rankings(
@@ -604,7 +605,7 @@ class BlockingPeopleClient:
 
         Other candidates are refused up to rank `seen_upto` and unseen beyond. Without it, all others are refused, as if
         the person had looked at every candidate. For somebody who stopped reading, give the rank of the last candidate
-        that they looked at; 0: they looked at none.
+        that they looked at; 0: they looked at none. The lease says who answers, not the `annotator` of an `Answer`.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
@@ -696,14 +697,14 @@ class BlockingPeopleClient:
         *,
         state: StateName | int | None = None,
         annotator: str = "",
-        answered_by: str = "",
+        answered_by: str | None = None,
         page_size: int = 200,
     ) -> Iterator[values.JudgedTask]:
         """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
 
         As `annotator` may see them: without others' answers to a task that they may still judge. With `answered_by`,
-        those that a person has answered, the latest first, without the answers of others.
-        A page of `page_size` is fetched when it is needed.
+        whatever `state` and `annotator`: those that this person has answered, the latest first, with their answers
+        alone. A page of `page_size` is fetched when it is needed.
         """
         with Caller() as caller:
             yield from caller.iterate(

@@ -145,8 +145,9 @@ class IndexClient:
         """Ranks the first k premises for any number of texts, by as many calls of Retrieve as it takes.
 
         One version and one generation answer them all, also where a label moves or a generation is activated meanwhile.
-        Options as in `retrieve`, but that k is 1,000 and precision float32 unless given, also by RetrieveOptions, and
-        texts too long are cut; `accessible` has for each text what may be found for it, none: all.
+        Options as in `retrieve`, but that texts too long are cut, and that k is 1,000 and precision float32 unless
+        given, or unless `retrieval` is a RetrieveOptions, which has both. `accessible` has for each text what may be
+        found for it, none: all.
         """
         usual = {} if isinstance(retrieval, RetrieveOptions) else {"k": 1000, "precision": "float32"}
         asked = RetrieveOptions.of(retrieval, {**usual, **options})

@@ -87,7 +87,7 @@ class PeopleClient:
 
         Other candidates are refused up to rank `seen_upto` and unseen beyond. Without it, all others are refused, as if
         the person had looked at every candidate. For somebody who stopped reading, give the rank of the last candidate
-        that they looked at; 0: they looked at none.
+        that they looked at; 0: they looked at none. The lease says who answers, not the `annotator` of an `Answer`.
         Raises FailedPrecondition: TASK_ANSWERED when others were faster, LEASE_ANSWERED, LEASE_RELEASED;
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
@@ -227,15 +227,17 @@ class PeopleClient:
         *,
         state: StateName | int | None = None,
         annotator: str = "",
-        answered_by: str = "",
+        answered_by: str | None = None,
         page_size: int = PAGE,
     ) -> AsyncIterator[values.JudgedTask]:
         """Yields the tasks of a run, or those in one state, with their valid answers, in the order they were queued.
 
         As `annotator` may see them: without others' answers to a task that they may still judge. With `answered_by`,
-        those that a person has answered, the latest first, without the answers of others.
-        A page of `page_size` is fetched when it is needed.
+        whatever `state` and `annotator`: those that this person has answered, the latest first, with their answers
+        alone. A page of `page_size` is fetched when it is needed.
         """
+        if answered_by == "":  # to the service, it means everybody
+            raise InvalidArgument.field("answered_by", "is empty; say whose answers to list, or leave it out")
         request = message(
             people_pb2.ListTasksRequest,
             run_id=run_id,

@@ -121,7 +121,7 @@ class Overview:
 
         Position n is the n-th answer in order of time.
         """
-        check_annotator(annotator)
+        check_annotator(annotator, "answered_by")
         await self._runs.get(run_id)
         count = await self._tasks.answered(run_id, annotator)
         end = min(before - 1, count) if before else count

@@ -377,7 +377,7 @@ def parts_of(made_id: str, what: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def check_annotator(annotator: str) -> None:
+def check_annotator(annotator: str, field: str = "annotator") -> None:
     """Refuses an empty name and one over 200 characters."""
     if not annotator.strip() or len(annotator) > 200:
-        raise errors.InvalidArgument.field("annotator", "is empty or over 200 characters; say who judges")
+        raise errors.InvalidArgument.field(field, "is empty or over 200 characters; say who judges")

@@ -253,6 +253,9 @@ async def test_a_person_sees_their_own_answers_alone(world: SamplerWorld):
         assert [task.task.query for task in listed] == ["hypothesis 2", "hypothesis 1", "hypothesis 0"]
         assert {answer.annotator for task in listed for answer in task.answers} == {"ann"}
         assert [task async for task in people.list_tasks(run_id, answered_by="nobody")] == []
+        for nobody in ("", " "):
+            with pytest.raises(errors.InvalidArgument, match="answered_by: is empty"):
+                await tasks(people, run_id, answered_by=nobody)
 
 
 async def test_a_query_that_is_cut_in_the_tree_whose_task_somebody_holds_is_asked_once_for_the_other_tree(
