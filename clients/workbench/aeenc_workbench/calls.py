@@ -82,13 +82,13 @@ class SaidBody(Body):
         """The answer, for `submit` and `amend`."""
         return Answer(
             {premise_id: self.verdict(premise_id, word) for premise_id, word in self.verdicts.items()},
-            self.note,
-            {premise_id: self.verdict(premise_id, word) for premise_id, word in self.additions.items()},
-            self.written,
-            self.intermediates,
-            self.alternatives,
-            self.inference,
-            self.node_verdict or None,
+            note=self.note,
+            additions={premise_id: self.verdict(premise_id, word) for premise_id, word in self.additions.items()},
+            written=self.written,
+            intermediates=self.intermediates,
+            alternatives=self.alternatives,
+            inference=self.inference,
+            node_verdict=self.node_verdict or None,
         )
 
     def verdict(self, premise_id: str, word: Said) -> Verdict:

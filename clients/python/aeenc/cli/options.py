@@ -32,7 +32,7 @@ def taking(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
 
 
 def collected(options: Callable[..., None]) -> Callable[..., dict[str, Any]]:
-    """Makes a maker of a function that has parameters alone: it returns by name those options that are given."""
+    """Makes a maker of a function that has parameters alone: it returns by name all values but None and empty lists."""
 
     @wraps(options)
     def collect(**values: Any) -> dict[str, Any]:
