@@ -53,11 +53,15 @@ def recipe_of(
         typer.Option(
             min=0,
             max=100,
+            show_default="0",
             help="0: by the size of the data, as many as give 1,000 steps, but 3 to 12. Small data need many passes.",
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=0, max=1024, help="Queries or items a step; 0: 32, with --mode cross-encoder 8.")
+        int | None,
+        typer.Option(
+            min=0, max=1024, show_default="0", help="Queries or items a step; 0: 32, with --mode cross-encoder 8."
+        ),
     ] = None,
     batching: Annotated[
         BatchingName | None,
@@ -66,12 +70,16 @@ def recipe_of(
             help="A step takes so many queries with all they have, or single triplets and pairs.",
         ),
     ] = None,
-    items_per_epoch: Annotated[int | None, typer.Option(min=0, help="A new random part each epoch; 0: all.")] = None,
+    items_per_epoch: Annotated[
+        int | None, typer.Option(min=0, show_default="0", help="A new random part each epoch; 0: all.")
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="0: 1e-4; 2e-5 over single items, and with nli-classification.")
+        float | None,
+        typer.Option(min=0, show_default="0", help="0: 1e-4; 2e-5 over single items, and with nli-classification."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Of a softmax; 0: .03 over the full corpus, .05 over a batch.")
+        float | None,
+        typer.Option(min=0, show_default="0", help="Of a softmax; 0: .03 over the full corpus, .05 over a batch."),
     ] = None,
     margin: Annotated[float | None, typer.Option(help="Of the losses that have one.")] = None,
     regularization: Annotated[float | None, typer.Option(help="Weight towards the pre-trained encoder.")] = None,
