@@ -265,8 +265,10 @@ async def test_a_backup_that_breaks_off_is_none(here: Deployment, tmp_path: Path
             await here.back_up(tmp_path / "backup.tar")
     assert not (tmp_path / "backup.tar").exists()
     assert not left.exists()
+    left.write_text("left by a killed one")
     await here.back_up(tmp_path / "backup.tar")
     opened(tmp_path / "backup.tar")
+    assert (tmp_path / "backup.tar").stat().st_size % tarfile.RECORDSIZE == 0, "it ends as every tar does"
 
 
 async def test_a_second_backup_takes_neither_the_place_of_a_first_nor_its_turn(here: Deployment, tmp_path: Path):

@@ -110,7 +110,8 @@ def _check_alone(file: IO[bytes], place: Path, target: Path) -> None:
     if os.path.lexists(target):
         place.unlink()
         raise errors.AlreadyExists(f"{target} exists; name a new file for the backup")
-    file.truncate(0)
+    file.seek(0)
+    file.truncate()
 
 
 @contextmanager
