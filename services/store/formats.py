@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from aeenc import errors
 
@@ -77,7 +77,10 @@ def made_of(cls: type[T], record: Any) -> T:
 
     Raises ValueError for a value of another kind, and for one that is missing.
     """
-    made: T = _adapter(cls).validate_python(record)
+    try:
+        made: T = _adapter(cls).validate_python(record)
+    except ValidationError as error:  # it has three lines for each value, one of them a link
+        raise ValueError(" ".join(str(error).partition("    For further")[0].split())) from error
     return made
 
 

@@ -96,6 +96,10 @@ def test_a_fleet_of_the_next_minor_release_is_read_and_its_record_keeps_what_tha
         ("[]", "cannot be"),
         ('{"format_version": 1, "options": {}, "targets": 3, "processes": {}}', "cannot be"),
         ('{"format_version": 1, "options": {}, "targets": {}, "processes": {"redis": 5}}', "cannot be"),
+        (
+            '{"format_version": 1, "options": {"base_port": "x"}}',
+            r"cannot be read \(ValueError: 1 validation error for Options base_port .* input_type=str\]\); restore it",
+        ),
         ("\xff" * 1000, r"cannot be read \(UnicodeDecodeError: .*\); restore it"),
     ],
 )

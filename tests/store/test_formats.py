@@ -309,10 +309,14 @@ async def test_a_record_of_another_shape_is_damaged_and_left_out_of_lists(place:
 async def test_a_value_of_another_kind_is_damaged(place: Place, kind: str) -> None:
     record = await found(KINDS[kind](place))
     sound = await stored(place, record)
-    for name in [] if is_hash(record) else sound.keys() - {"format_version"}:  # a hash holds text alone
-        await store(place, record, {**sound, name: [[7]]})
-        with pytest.raises(errors.DataLoss, match=r"cannot be read|is missing or damaged"):
+    names, damaged = sound.keys() - {"format_version"}, set()
+    for name in names:
+        await store(place, record, {**sound, name: "x" if is_hash(record) else [[7]]})
+        try:
             await found(record.read())
+        except errors.DataLoss:
+            damaged.add(name)
+    assert damaged == names or (is_hash(record) and damaged), "some fields of a hash may be any text"
 
 
 @pytest.mark.parametrize(

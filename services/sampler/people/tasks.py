@@ -24,7 +24,7 @@ from aeenc.oracle import Candidate, Task
 from aeenc.values import Answer, Judgement, Remark, TaskEvent, TaskState, Verdict
 from services.sampler.acs.algorithm import ADDED, JUDGEMENTS, AcceptedPremise, accepted, explains
 from services.sampler.oracles.answers import UNSEEN
-from services.store.formats import RESTORE, check_format, damage_is_data_loss, unknown_fields
+from services.store.formats import RESTORE, check_format, damage_is_data_loss, made_of, unknown_fields
 from services.store.life_cycles import digest
 
 FORMAT_VERSION = 1
@@ -240,8 +240,7 @@ def from_row(run_id: str, task_id: str, row: Mapping[str, str]) -> TaskRecord:
             check_format(one, FORMAT_VERSION, what)
         kept = {"place": int(row["place"]), "revision": int(row["revision"])}
         further = unknown_fields(TaskRecord, stored)
-        task = _TASK.validate_python(asked)
-        return _RECORD.validate_python({**stored, **kept, "run_id": run_id, "task": task, "further": further})
+        return made_of(TaskRecord, {**stored, **kept, "run_id": run_id, "task": asked, "further": further})
 
 
 def task_json(task: Task) -> str:

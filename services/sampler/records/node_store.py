@@ -39,7 +39,7 @@ from services.sampler.acs.algorithm import (
 from services.sampler.records.keys import RunKeys
 from services.sampler.records.run_store import ADD_PAIRS, CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, NO_ROOT, Hypothesis, Pair, Run
-from services.store.formats import RESTORE, check_format, damage_is_data_loss
+from services.store.formats import RESTORE, check_format, damage_is_data_loss, made_of
 from services.store.life_cycles import digest, now
 from services.store.redis import Script, raising_unavailable
 
@@ -346,7 +346,7 @@ def _known(run_id: str, row: str | None, amended: str | None) -> Known:
     return Known(
         pairs,
         tuple(written),
-        tuple(map(_ANSWER.validate_python, stored.get("statements", ()))),
+        tuple(made_of(Answer, one) for one in stored.get("statements", ())),
         stored.get("within", ""),
     )
 

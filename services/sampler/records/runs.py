@@ -47,7 +47,7 @@ def config_from_json(text: str) -> RunConfig:
     """Reads what `config_json` wrote here or in a later minor release. Raises NewerFormat."""
     stored = json.loads(text)
     check_format(stored, FORMAT_VERSION, "a run's configuration")
-    return _CONFIG.validate_python(stored)
+    return made_of(RunConfig, stored)
 
 
 COUNTERS = tuple(counter.name for counter in fields(RunProgress))
