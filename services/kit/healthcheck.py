@@ -1,4 +1,6 @@
-"""Health check for containers: `python -m services.kit.healthcheck HOST:PORT [--tcp]` exits with 0 when it serves.
+"""Health check of containers, and of `aeenc up`.
+
+`python -m services.kit.healthcheck HOST:PORT [--tcp]` exits with 0 when the server there serves.
 
 Asks grpc.health.v1, which needs no token, by TLS with `--ca`, and with `--cert` and `--key` where clients show one.
 `--tcp` only connects, for servers without that service (an oracle). `--service NAME` in place of an address takes port
@@ -22,7 +24,7 @@ PORTS = {"encoder": 50051, "index": 50052, "sampler": 50053, "trainer": 50054}  
 
 def serves(target: str, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> bool:
     """Whether the server at `target` says SERVING within 5 s; it is shown the certificate if there is one."""
-    options = [("grpc.enable_http_proxy", 0)]  # it asks its own container, whatever proxy Docker has put into it
+    options = [("grpc.enable_http_proxy", 0)]  # it asks its own machine, whatever proxy Docker has set
     if ca is None:
         channel = grpc.insecure_channel(target, options)
     else:

@@ -29,7 +29,7 @@ def versions_of(named: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row that Redis keeps as JSON. `what` it is to those who read of a damaged one."""
+    """A row that Redis keeps as JSON. Errors call it `what`."""
 
     what: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""What a vector space is: the premise encoder's tensors and all else that determines a text's vector.
+"""The identity of a vector space: the premise encoder's tensors and all else that determines a text's vector.
 
 Of a sentence encoder it reads the JSON files that sentence-transformers writes beside a transformer: pooling, dense
 layer, prompts and limits. A directory without them is a bare transformer with mean pooling, or [CLS] pooling for DPR,
