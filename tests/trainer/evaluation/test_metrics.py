@@ -1,8 +1,7 @@
-"""The evaluation metrics against their definitions read aloud, ties and dropped candidates included."""
+"""What evaluations count and refuse, and the paired test. Figures: tests/aeenc/evaluation, and parts and trees."""
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -26,56 +25,6 @@ RNG = np.random.default_rng(3)
 
 def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-def read_aloud(queries, query_vectors, premises, texts, *, drop_own: bool) -> dict[str, float]:
-    """MAP, NDCG, NDCG@10 and Hit@10 by sorting every ranking."""
-    maps, ndcgs, ndcgs_10, hits, pairs = [], [], [], 0, 0
-    for query, vector in zip(queries, query_vectors, strict=True):
-        scores = (premises.astype(np.float64) * vector.astype(np.float64)).sum(axis=1).astype(np.float32)
-        ranking = sorted(range(len(texts)), key=lambda n: (-scores[n], n))
-        if drop_own:
-            ranking = [n for n in ranking if texts[n] != query.text]
-        gold = {n for n in ranking if texts[n] in query.gold}
-        if not gold:
-            continue
-        gains = [n in gold for n in ranking]
-        found, precisions = 0, []
-        for rank, gain in enumerate(gains, 1):
-            found += gain
-            if gain:
-                precisions.append(found / rank)
-        maps.append(sum(precisions) / len(gold))
-        dcg = [gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1)]
-        ideal = [1 / math.log2(rank + 1) for rank in range(1, len(gold) + 1)]
-        ndcgs.append(sum(dcg) / sum(ideal))
-        ndcgs_10.append(sum(dcg[:10]) / sum(ideal[:10]))
-        hits += sum(gains[:10])
-        pairs += len(gold)
-    return {
-        "MAP": float(np.mean(maps)),
-        "NDCG": float(np.mean(ndcgs)),
-        "NDCG@10": float(np.mean(ndcgs_10)),
-        "Hit@10": hits / pairs,
-    }
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_both_protocols_are_what_their_definitions_say(ties: bool):
-    premises = unit(RNG.normal(size=(60, 8)))
-    if ties:
-        premises[30:] = premises[:30]
-    texts = [f"t{n}" for n in range(60)]
-    # Some queries are candidates themselves, one of them even its own gold premise.
-    queries = [
-        EvaluationQuery(f"q{n}" if n % 3 else f"t{n}", tuple(f"t{m}" for m in (n, n + 7, n + 31))) for n in range(20)
-    ]
-    vectors = unit(RNG.normal(size=(20, 8)))
-    report = evaluate(queries, vectors, premises, {text: n for n, text in enumerate(texts)}).to_dict()
-    for protocol, drop_own in (("strict", True), ("paper", False)):
-        expected = read_aloud(queries, vectors, premises, texts, drop_own=drop_own)
-        assert {name: report[protocol][name] for name in expected} == pytest.approx(expected, abs=1e-9)
-    assert report["pairs"] == 60
 
 
 def test_a_query_that_is_only_its_own_gold_counts_in_paper_alone():

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from aeenc.errors import FailedPrecondition
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair, TrainingSet
 from services.trainer.train.losses import analogy
@@ -105,14 +104,3 @@ def test_a_question_without_a_class_takes_no_part_and_is_counted(make_job: MakeJ
     asked = {one[0] for one in listed(task.inputs.training_set, 30, 0)}
     assert asked == set(QUERIES)
     assert task.objective().skipped == 2
-
-
-def test_data_without_classes_are_refused_with_the_remedy(make_job: MakeJob):
-    pairs = [JudgedPair(pair.query, "", pair.premise, pair.sign, "train") for pair in PAIRS]
-    with pytest.raises(FailedPrecondition, match="data set of kind analogy"):
-        load(make_job(pairs, loss="ANALOGY")).objective()
-
-
-def test_data_without_wrong_answers_are_refused(make_job: MakeJob):
-    with pytest.raises(FailedPrecondition, match="no refused pair"):
-        load(make_job([pair for pair in PAIRS if pair.sign == "POSITIVE"], loss="ANALOGY"))

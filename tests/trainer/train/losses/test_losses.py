@@ -76,30 +76,18 @@ def test_supervised_contrastive_is_the_plain_formula():
     )
 
 
-def test_multiple_negatives_ranking_is_the_plain_formula():
-    scores, own, masked = cosines(3, 6), torch.tensor([0, 1, 4]), masks([1], [0, 1], [])
+@pytest.mark.parametrize("margin", [None, 0.0, 0.2])
+def test_gist_is_multiple_negatives_ranking_without_what_the_guide_finds_nearer(margin: float | None):
+    scores, guide, own, masked = cosines(3, 6), cosines(3, 6), torch.tensor([0, 1, 4]), masks([1], [0, 1], [5])
     expected = 0.0
     for row in range(3):
-        kept = [n for n in range(6) if n == own[row] or not masked[row, n]]
-        total = sum(math.exp(scores[row, n] / 0.05) for n in kept)
-        expected -= math.log(math.exp(scores[row, own[row]] / 0.05) / total)
-    assert float(multiple_negatives_ranking(scores, own, masked, None, given(temperature=0.05))) == pytest.approx(
-        expected / 3, rel=1e-12
-    )
-
-
-@pytest.mark.parametrize("margin", [0.0, 0.2])
-def test_gist_is_ranking_without_what_the_guide_finds_nearer(margin: float):
-    scores, guide, own, masked = cosines(3, 6), cosines(3, 6), torch.tensor([0, 1, 4]), masks([1], [], [5])
-    expected = 0.0
-    for row in range(3):
-        threshold = float(guide[row, own[row]]) - margin
+        threshold = math.inf if margin is None else float(guide[row, own[row]]) - margin
         kept = [n for n in range(6) if n == own[row] or not (masked[row, n] or float(guide[row, n]) > threshold)]
         total = sum(math.exp(scores[row, n] / 0.1) for n in kept)
         expected -= math.log(math.exp(scores[row, own[row]] / 0.1) / total)
-    assert float(gist(scores, own, masked, guide, given(temperature=0.1, guide_margin=margin))) == pytest.approx(
-        expected / 3, rel=1e-12
-    )
+    loss = multiple_negatives_ranking if margin is None else gist
+    found = loss(scores, own, masked, guide, given(temperature=0.1, guide_margin=margin or 0.0))
+    assert float(found) == pytest.approx(expected / 3, rel=1e-12)
 
 
 def test_nli_classification_is_the_plain_formula():

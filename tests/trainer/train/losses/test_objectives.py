@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from services.corpus.generation import Generation
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.losses import LOSSES
 from services.trainer.jobs.training_set import JudgedPair
-from services.trainer.train import loop, losses, objectives
+from services.trainer.train import loop, losses
 from services.trainer.train.encoder import QueryEncoder, precision_of, tensors_of
 from services.trainer.train.inputs import EncoderTask
 from services.trainer.train.job import load_task
@@ -154,9 +152,10 @@ def test_batches_in_which_nothing_is_to_be_ranked_lower_are_refused(
     make_job: MakeJob, pairs: list[tuple[str, int]], batch_size: int, words: str
 ):
     judged = [JudgedPair(query, "", FACTS[n], "POSITIVE") for query, n in pairs]
-    for loss in ("MULTIPLE_NEGATIVES_RANKING", "SUPERVISED_CONTRASTIVE"):
-        with pytest.raises(FailedPrecondition, match=words):
+    for loss in ("MULTIPLE_NEGATIVES_RANKING", "SUPERVISED_CONTRASTIVE", "GIST"):
+        with pytest.raises(FailedPrecondition, match=f"{loss} ranks .*{words}") as caught:
             load(make_job(judged, loss=loss, batch_size=batch_size)).objective()
+        assert caught.value.reason == "NO_NEGATIVES"
         refused = [JudgedPair(query, "", FACTS[30], "NEGATIVE") for query, _ in pairs]
         assert load(make_job([*judged, *refused], loss=loss, batch_size=batch_size)).objective().size
 
@@ -187,23 +186,6 @@ def test_each_pair_is_classified_as_it_was_judged(make_job: MakeJob):
     assert classified(training_set, neutral=True)[0].tolist() == [*items.tolist(), [1, 3]]
     for loss, size in (("PAIRWISE_CONTRASTIVE", 3), ("NLI_CLASSIFICATION", 4)):
         assert load(make_job(pairs, loss=loss, batching="ITEMS")).objective().size == size
-
-
-@pytest.mark.parametrize(
-    ("dropped", "split", "said"),
-    [
-        ({"BOTH_WAYS": 0}, "", "none was dropped); add judgements that accept premises"),
-        (
-            {"OTHER_SPLIT": 1},
-            "dev",
-            "1 of other splits than 'dev', or held out); sample other hypotheses of that split",
-        ),
-        ({"OTHER_SPLIT": 2}, "", "2 of validation queries, or held out); sample other hypotheses"),
-    ],
-)
-def test_a_refusal_says_why_pairs_were_dropped(dropped: dict[str, int], split: str, said: str):
-    training_set: Any = SimpleNamespace(dropped_for=dropped, dropped=sum(dropped.values()))
-    assert objectives._dropped(training_set, Mock(split=split)).endswith(said)
 
 
 @pytest.mark.parametrize(("loss", "skipped"), [("TRIPLET_MARGIN", 2), ("FULL_CORPUS_SOFTMAX", 1), ("GIST", 1)])
