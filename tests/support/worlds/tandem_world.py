@@ -6,7 +6,7 @@ import json
 import shutil
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from aeenc import AsyncClient, EncoderClient, IndexClient, RegistryClient, TrainerClient
+from aeenc import EncoderClient, IndexClient, RegistryClient, TrainerClient
 from aeenc.v1 import types_pb2
-from services.index.__main__ import build as build_index
-from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
 from services.store.redis import connect
 from services.store.registry import Registry
@@ -26,8 +24,7 @@ from services.trainer.jobs.tandem_building import TandemBuilder
 from services.trainer.registry.checkpoints import Checkpoints
 from services.trainer.registry.tandems import Tandem, Tandems
 from support.models.tiny_checkpoints import write_tiny_checkpoint
-from support.waiting import until
-from support.worlds.trainer_world import FACTS, Space, serve_encoder, serve_trainer, untouched_space
+from support.worlds.trainer_world import FACTS, Space, serve_fleet, untouched_space
 
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=("facts", "train")) for n, text in enumerate(FACTS)]
 CORPUS = "science"
@@ -118,40 +115,21 @@ async def world(tandem_space: Space, redis_url: str, namespace: str, tmp_path: P
     redis = connect(redis_url)
     rows, tandems = Registry(redis, namespace), Tandems(redis, namespace)
     corpus = f"c-{uuid.uuid4().hex[:8]}"
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(redis.aclose)
-        encoder_server, encoder = await stack.enter_async_context(
-            serve_encoder(tandem_space, redis_url, namespace, tmp_path / "e", poll_s=0.2, instance="encoder-1")
-        )
-        encoder_target = f"127.0.0.1:{encoder_server.port}"
-        index_server = await stack.enter_async_context(
-            build_index(
-                IndexSettings(
-                    port=0,
-                    artifacts_dir=tandem_space.store.root,
-                    encoder_target=encoder_target,
-                    instance="index-1",
-                    replica_wait_s=0.2,
-                    replica_lease_s=60.0,
-                )
-            )
-        )
-        index_target = f"127.0.0.1:{index_server.port}"
-        targets = {"encoder_target": encoder_target, "index_target": index_target}
-        _, trainer = await stack.enter_async_context(
-            serve_trainer(tandem_space, redis_url, namespace, tmp_path / "t", **targets)
-        )
-        client = await stack.enter_async_context(AsyncClient(index=index_target))
-        await until(lambda: encoder_server.readiness.healthy and index_server.readiness.healthy)
+    options = {
+        "encoder": {"poll_s": 0.2, "instance": "encoder-1"},
+        "index": {"instance": "index-1", "replica_wait_s": 0.2, "replica_lease_s": 60.0},
+    }
+    async with aclosing(redis), serve_fleet(tandem_space, redis_url, namespace, tmp_path, **options) as fleet:
+        client = fleet.client
         base = (await client.index.build(corpus, PREMISES)).id
         building = TandemBuilder(
             rows, client.index, tandems, JobStore(redis, namespace), tandem_space.store, patience_s=20.0
         )
         yield TandemWorld(
             tandem_space,
-            trainer,
-            RegistryClient(trainer.channel),
-            encoder,
+            client.trainer,
+            client.registry,
+            client.encoder,
             client.index,
             rows,
             tandems,

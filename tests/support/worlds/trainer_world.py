@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aeenc
 from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient
-from aeenc.v1 import types_pb2
+from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
     KIND,
@@ -26,6 +27,8 @@ from services.corpus.generation import (
 )
 from services.encoder.__main__ import build as build_encoder
 from services.encoder.settings import EncoderSettings
+from services.index.__main__ import build as build_index
+from services.index.settings import IndexSettings
 from services.kit.server import GrpcServer
 from services.sampler.__main__ import build as build_sampler
 from services.sampler.settings import SamplerSettings
@@ -44,6 +47,8 @@ from services.trainer.train.ranks import Rank
 from support.made_once import made_once
 from support.models.tiny_base_models import write_tiny_base
 from support.models.tiny_checkpoints import WORDS, TinyCheckpoint
+from support.waiting import until
+from support.worlds.sampler_world import FakeOracle, serving
 
 
 class Killed(Exception):
@@ -279,42 +284,70 @@ class TrainerWorld:
         return self.trainer.start_job(**{"validation": validation, **options, **fields})
 
 
+@dataclass(frozen=True)
+class Fleet:
+    """A client of all services, these and their addresses by name, and the oracle, which is called `mine`."""
+
+    client: aeenc.AsyncClient
+    servers: dict[str, GrpcServer]
+    addresses: dict[str, str]
+    oracle: FakeOracle
+
+
+@asynccontextmanager
+async def serve_fleet(
+    space: Space,
+    redis_url: str,
+    namespace: str,
+    root: Path,
+    *,
+    encoder: Mapping[str, Any] | None = None,
+    index: Mapping[str, Any] | None = None,
+    everywhere: Mapping[str, Any] | None = None,
+    **trainer: Any,
+) -> AsyncIterator[Fleet]:
+    """All four services over a space, in this process, once they are ready. Options are further settings."""
+    oracle, servers, both = FakeOracle(), dict[str, GrpcServer](), everywhere or {}
+    common = {"port": 0, "artifacts_dir": space.store.root, **both}
+    redis = {"redis_url": redis_url, "namespace": namespace}
+
+    def targets(*names: str) -> dict[str, str]:
+        return {f"{name}_target": f"127.0.0.1:{servers[name].port}" for name in names}
+
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        port = await enter(serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, oracle))
+        oracles = {"mine": {"target": f"127.0.0.1:{port}", "max_attempts": 1}}
+        encoding = serve_encoder(space, *redis.values(), root / "encoder", **both, **(encoder or {}))
+        servers["encoder"], _ = await enter(encoding)
+        searching = {**common, **targets("encoder"), **(index or {})}
+        servers["index"] = await enter(build_index(IndexSettings(**searching)))
+        sampling = {**common, **redis, **targets("index"), "oracles": oracles, "poll_s": 0.1}
+        servers["sampler"] = await enter(build_sampler(SamplerSettings(**sampling)))
+        training = {**both, **targets("encoder", "index", "sampler"), **trainer}
+        servers["trainer"], _ = await enter(serve_trainer(space, *redis.values(), root / "trainer", **training))
+        addresses = {name: f"127.0.0.1:{server.port}" for name, server in servers.items()}
+        client = await enter(aeenc.AsyncClient(**addresses))
+        await until(lambda: all(server.readiness.healthy for server in servers.values()))
+        yield Fleet(client, servers, addresses, oracle)
+
+
 @pytest.fixture
 async def world(
     space: Space, corpus: str, redis_url: str, namespace: str, tmp_path: Path
 ) -> AsyncIterator[TrainerWorld]:
     imported = tmp_path / "imported.jsonl"
-    common = {"port": 0, "redis_url": redis_url, "namespace": namespace, "poll_s": 0.1}
-    async with AsyncExitStack() as stack:
-        sampler_server = await stack.enter_async_context(build_sampler(SamplerSettings(**common)))
-        sampler = SamplerClient(Channel(f"127.0.0.1:{sampler_server.port}", timeout_s=10))
-        stack.push_async_callback(sampler.channel.close)
-        encoder_server, encoder = await stack.enter_async_context(
-            serve_encoder(space, redis_url, namespace, tmp_path / "encoder")
-        )
-        targets = {
-            "sampler_target": f"127.0.0.1:{sampler_server.port}",
-            "encoder_target": f"127.0.0.1:{encoder_server.port}",
-        }
-        _, trainer = await stack.enter_async_context(
-            serve_trainer(
-                space,
-                redis_url,
-                namespace,
-                tmp_path / "trainer",
-                **targets,
-                data_sets={"imported": imported},
-                base_models={"another": str(tmp_path / "another")},
-                tensorboard_dir=str(tmp_path / "curves"),
-            )
-        )
-        imported.write_text(json.dumps({"query": QUERIES[9], "positive": FACTS[9], "negative": FACTS[10]}) + "\n")
+    imported.write_text(json.dumps({"query": QUERIES[9], "positive": FACTS[9], "negative": FACTS[10]}) + "\n")
+    named = {"data_sets": {"imported": imported}, "base_models": {"another": str(tmp_path / "another")}}
+    curves = str(tmp_path / "curves")
+    async with serve_fleet(space, redis_url, namespace, tmp_path, **named, tensorboard_dir=curves) as fleet:
+        client = fleet.client
         pairs = [
             types_pb2.Pair(query=pair.query, premise_id=pair.premise_id, premise=pair.premise, sign=SIGNS[pair.sign])
             for pair in PAIRS
         ]
-        run_id = (await sampler.import_pairs(corpus, pairs)).run_id
-        yield TrainerWorld(trainer, sampler, encoder, space, corpus, run_id)
+        run_id = (await client.sampler.import_pairs(corpus, pairs)).run_id
+        yield TrainerWorld(client.trainer, client.sampler, client.encoder, space, corpus, run_id)
 
 
 def result_of(files: JobFiles) -> dict[str, Any]:

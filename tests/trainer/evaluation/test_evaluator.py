@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import Channel, Fusion, IndexClient, Retrieval, TrainerClient, errors, values
+from aeenc import Fusion, IndexClient, Retrieval, TrainerClient, errors, values
 from aeenc.evaluation import Gain, average_precision, graded_ndcg, metrics_of, oracle_ndcg, recall_by_grade
 from aeenc.trees import Accessible, Step, Tree
 from aeenc.v1 import types_pb2
-from services.encoder.__main__ import build as build_encoder
-from services.encoder.settings import EncoderSettings
-from services.index.__main__ import build as build_index
-from services.index.settings import IndexSettings
 from services.trainer.jobs.files import JobFiles
 from support.waiting import until
-from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_trainer
+from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_fleet
 
 # A query is a premise, too: the first one explains the others.
 PREMISES = [*FACTS, QUERIES[0]]
@@ -60,26 +55,11 @@ def rated(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path, rated: Path) -> AsyncIterator[World]:
-    common = {"port": 0, "artifacts_dir": space.store.root}
-    shared = {"redis_url": redis_url, "namespace": namespace}
-    async with AsyncExitStack() as stack:
-        encoder = await stack.enter_async_context(
-            build_encoder(EncoderSettings(**common, **shared, state_dir=tmp_path / "encoder", workers=1, poll_s=0.1))
-        )
-        target = f"127.0.0.1:{encoder.port}"
-        server = await stack.enter_async_context(build_index(IndexSettings(**common, encoder_target=target)))
-        index = IndexClient(Channel(f"127.0.0.1:{server.port}", timeout_s=20))
-        stack.push_async_callback(index.channel.close)
-        targets: dict[str, Any] = {"data_sets": {"rated": rated}}
-        targets |= {"encoder_target": target, "index_target": f"127.0.0.1:{server.port}"}
-        _, trainer = await stack.enter_async_context(
-            serve_trainer(space, redis_url, namespace, tmp_path / "trainer", **targets)
-        )
+    async with serve_fleet(space, redis_url, namespace, tmp_path, data_sets={"rated": rated}) as fleet:
         premises = [types_pb2.Premise(id=f"p {n}", text=text) for n, text in enumerate(PREMISES)]
-        await until(lambda: server.readiness.healthy)
         corpus = f"r-{uuid.uuid4().hex[:8]}"  # the store is the session's
-        await index.build(corpus, premises)
-        yield World(trainer, index, space, corpus)
+        await fleet.client.index.build(corpus, premises)
+        yield World(fleet.client.trainer, fleet.client.index, space, corpus)
 
 
 def ranks_in(found: list[Any], gold: tuple[str, ...]) -> np.ndarray[Any, Any]:

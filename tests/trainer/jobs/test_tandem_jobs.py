@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,15 @@ from typing import Any
 import pytest
 
 import aeenc
-from aeenc import AsyncClient, IndexClient, RegistryClient, TrainerClient
+from aeenc import IndexClient, RegistryClient, TrainerClient
 from aeenc.cli.learning.reports import report_dict
 from aeenc.evaluation import read_answers
 from aeenc.loop import Journal, Loop, LoopPlan, Round
-from aeenc.v1 import oracle_pb2_grpc, trainer_pb2, types_pb2
-from services.encoder.__main__ import build as build_encoder
-from services.encoder.settings import EncoderSettings
-from services.index.__main__ import build as build_index
-from services.index.settings import IndexSettings
-from services.sampler.__main__ import build as build_sampler
-from services.sampler.settings import SamplerSettings
+from aeenc.v1 import trainer_pb2, types_pb2
 from services.store.registry import Registry
 from services.trainer.registry.child import Child
-from support.waiting import until
-from support.worlds.sampler_world import FakeOracle, serving
 from support.worlds.tandem_world import PREMISES
-from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_trainer
+from support.worlds.trainer_world import PAIRS, VALIDATION, Space, serve_fleet
 
 pytestmark = pytest.mark.usefixtures("forks")
 CORPUS = "tandem-science"
@@ -58,37 +49,11 @@ async def world(space: Space, redis_url: str, namespace: str, tmp_path: Path) ->
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     data_sets = {"pairs": data} | {name: Path(f"analogy:{ANSWERS / name}") for name in ("wikiqa", "trecqa")}
-    common = {"port": 0, "artifacts_dir": space.store.root}
-    redis = {"redis_url": redis_url, "namespace": namespace}
-    options = {**redis, "state_dir": tmp_path / "e", "workers": 1, "poll_s": 0.2}
-    async with AsyncExitStack() as stack:
-        encoder = await stack.enter_async_context(build_encoder(EncoderSettings(**common, **options)))
-        targets = {"encoder_target": f"127.0.0.1:{encoder.port}"}
-        index = await stack.enter_async_context(build_index(IndexSettings(**common, **targets)))
-        targets["index_target"] = f"127.0.0.1:{index.port}"
-        oracle = await stack.enter_async_context(
-            serving(oracle_pb2_grpc.add_OracleServiceServicer_to_server, FakeOracle())
-        )
-        sampling = {**redis, "index_target": targets["index_target"], "poll_s": 0.1}
-        oracles = {"mine": {"target": f"127.0.0.1:{oracle}", "max_attempts": 1}}
-        sampler = await stack.enter_async_context(build_sampler(SamplerSettings(**common, **sampling, oracles=oracles)))
-        served, trainer = await stack.enter_async_context(
-            serve_trainer(
-                space,
-                redis_url,
-                namespace,
-                tmp_path / "t",
-                **targets,
-                sampler_target=f"127.0.0.1:{sampler.port}",
-                data_sets=data_sets,
-            )
-        )
-        servers = {"encoder": encoder, "index": index, "sampler": sampler, "trainer": served}
-        addresses = {name: f"127.0.0.1:{server.port}" for name, server in servers.items()}
-        client = await stack.enter_async_context(AsyncClient(index=targets["index_target"]))
-        await until(lambda: encoder.readiness.healthy and index.readiness.healthy)
+    options = {"data_sets": data_sets, "encoder": {"poll_s": 0.2}}
+    async with serve_fleet(space, redis_url, namespace, tmp_path, **options) as fleet:
+        client = fleet.client
         await client.index.build(CORPUS, [*PREMISES, ("long", "the sun is a star " * 40)], truncate=True)
-        yield World(trainer, RegistryClient(trainer.channel), client.index, space, addresses)
+        yield World(client.trainer, client.registry, client.index, space, fleet.addresses)
 
 
 @pytest.mark.slow
