@@ -14,12 +14,20 @@ from services.encoder.__main__ import build
 from services.encoder.settings import EncoderSettings
 from services.kit.server import GrpcServer
 from services.store.artifacts import Artifact, ArtifactStore
-from support.models.tiny_checkpoints import TinyCheckpoint
+from services.store.registry import Registry
+from support.models.tiny_checkpoints import TinyCheckpoint, register
 from support.waiting import until
 
 Serve = Callable[..., Any]
 Change = Callable[[Path, dict[str, Any]], None]  # of a checkpoint's files and its manifest's facts
 Copy = Callable[[Artifact, Change], TinyCheckpoint]
+
+
+@pytest.fixture
+async def stable(tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
+    """The pretrained checkpoint under `stable`."""
+    await register(registry, tiny_checkpoint, label="stable")
+    return tiny_checkpoint
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ import numpy as np
 
 from aeenc import Channel, EncoderClient
 from aeenc.calls.bulk import BatchQueue, BulkStream
-from support.models.tiny_checkpoints import WORDS, register
+from support.models.tiny_checkpoints import WORDS
 
 TEXTS = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(1, 4 + n % 9)) for n in range(2000)]
 
 
-async def test_vectors_are_the_same_with_and_without_a_kill(serve, registry, tiny_checkpoint, tmp_path, monkeypatch):
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_vectors_are_the_same_with_and_without_a_kill(serve, stable, tmp_path, monkeypatch):
     answered: list[float] = []
     returned: list[float] = []
     is_under_way = asyncio.Event()
@@ -37,7 +36,7 @@ async def test_vectors_are_the_same_with_and_without_a_kill(serve, registry, tin
     monkeypatch.setattr(BulkStream, "_answered", taken)
     async with serve(state_dir=tmp_path / "a") as (first, _), serve(state_dir=tmp_path / "b") as (second, alone):
         expected = [batch async for batch in alone.encode_all(TEXTS, role="premise", batch=16)]
-        assert {batch.model_version for batch in expected} == {tiny_checkpoint.version}
+        assert {batch.model_version for batch in expected} == {stable.version}
         answered.clear()
         is_under_way.clear()
         both = Channel(f"127.0.0.1:{first.port},127.0.0.1:{second.port}", timeout_s=10)

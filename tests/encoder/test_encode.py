@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -23,7 +21,7 @@ from services.kit.credentials.gate import origin
 from services.kit.server import GrpcServer
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import DIM, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import until
 
 
@@ -50,27 +48,17 @@ async def test_queries_go_through_the_label_and_premises_through_the_frozen_enco
         np.testing.assert_array_equal(by_label.vectors, by_version.vectors)
 
 
-async def test_a_text_has_the_same_vector_alone_and_in_any_batch(serve, tuned) -> None:
-    rng = random.Random(7)
-    texts = [" ".join(rng.choices(" ".join(PROBES).split(), k=rng.randint(1, 40))) for _ in range(200)]
-    async with serve() as (_, client):
-        together = (await client.encode(texts)).vectors
-        assert together.shape == (200, DIM)
-        np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
-        alone = await asyncio.gather(*(client.encode([text]) for text in texts))
-        cosines = np.einsum("nd,nd->n", together, np.concatenate([one.vectors for one in alone]))
-        assert cosines.min() >= 0.999999
-
-
-@pytest.mark.parametrize("field", ["role", "lane", "precision", "truncate"])
-async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_over(serve, tuned, field) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("role", 0), *((one, 99) for one in ("role", "lane", "precision", "truncate"))]
+)
+async def test_a_value_of_a_newer_proto_or_no_role_is_refused_by_name(serve, tuned, field, value) -> None:
+    told = f"{field}: 99 is unknown to this service" if value else "ROLE_QUERY or ROLE_PREMISE"
     async with serve() as (_, client):
         request = encoder_pb2.EncodeRequest(texts=["sun"], role=encoder_pb2.ROLE_QUERY)
-        setattr(request, field, 99)
+        setattr(request, field, value)
         stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
-        with pytest.raises(grpc.aio.AioRpcError, match=f"{field}: 99 is unknown to this service") as caught:
-            await stub.Encode(request)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(errors.InvalidArgument, match=told):
+            await client.channel.unary(stub.Encode, request)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +68,10 @@ async def test_a_value_of_a_newer_proto_is_refused_by_name_instead_of_passed_ove
         ("model", types_pb2.ModelSelector(label="canary")),
         ("truncate", types_pb2.TRUNCATE_END),
         ("space_id", TINY_SPACE),
+        ("texts", [""]),
     ],
 )
-async def test_a_batch_that_asks_for_something_else_than_the_first_ends_the_stream_after_the_answers_before_it(
+async def test_a_batch_that_is_wrong_or_asks_for_something_else_ends_the_stream_after_the_answers_before_it(
     serve, tuned, field, other
 ) -> None:
     usual = {"texts": ["sun"], "role": encoder_pb2.ROLE_QUERY}
@@ -99,7 +88,8 @@ async def test_a_batch_that_asks_for_something_else_than_the_first_ends_the_stre
             answered.append(response.batch_seq)  # noqa: PERF401 -- what came before the error counts
 
     async with serve() as (_, client):
-        with pytest.raises(errors.InvalidArgument, match=rf"batch\.{field}: .*in batch 3.*another stream"):
+        told = r"is empty" if field == "texts" else rf"batch\.{field}: .*in batch 3.*another stream"
+        with pytest.raises(errors.InvalidArgument, match=told):
             await encode(client)
     assert answered == [1, 2]
 
@@ -129,13 +119,6 @@ async def test_truncation_is_done_when_asked_for_and_counted(serve, tuned) -> No
         again = await client.encode(["sun " * 62], truncate=False)  # 62 and two special tokens
         np.testing.assert_allclose(cut.vectors[0], again.vectors[0], atol=1e-6)
         assert (cut.tokens, again.tokens) == (64 + 3, 64)  # as computed: after the cut, with the special tokens
-
-
-async def test_an_unspecified_role_is_refused(serve, tuned) -> None:
-    async with serve() as (_, client):
-        stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
-        with pytest.raises(errors.InvalidArgument, match="ROLE_QUERY or ROLE_PREMISE"):
-            await client.channel.unary(stub.Encode, encoder_pb2.EncodeRequest(texts=["sun"]))
 
 
 async def test_what_is_not_loaded_is_refused_and_what_is_loaded_is_named(serve, tuned) -> None:
@@ -215,15 +198,6 @@ async def test_vectors_that_no_answer_can_hold_are_refused_before_any_work_and_a
         assert len((await client.encode(["sun"] * fitting)).vectors) == fitting
         [answer] = [one async for one in client.encode_stream([["sun"] * (fitting + 1)])]
         assert len(answer.vectors) == fitting + 1
-
-
-async def test_a_bad_batch_ends_its_stream_after_the_good_ones(serve, tuned) -> None:
-    async with serve() as (_, client):
-        seen = 0
-        with pytest.raises(errors.InvalidArgument, match="is empty"):  # noqa: PT012 -- the loop is the statement
-            async for _answer in client.encode_stream([["sun"], ["moon"], [""], ["star"]]):
-                seen += 1
-        assert seen == 2
 
 
 @pytest.fixture
@@ -329,13 +303,14 @@ async def test_expired_work_is_dropped_before_it_is_computed(serve, tuned, slow)
 
 
 async def test_the_timings_of_a_call_add_up(serve, tuned, slow) -> None:
-    async with serve() as (_, client):
+    async with serve(workers=1, batch_items=1) as (_, client):
         rests_s = []
         for _ in range(10):  # between two parts the machine may stall
-            timings = (await client.encode(["sun", "moon"])).timings
+            both = await asyncio.gather(*(client.encode(["sun"]) for _ in range(2)))
+            timings = max((one.timings for one in both), key=lambda one: one.queue)  # behind the other
             parts = [timings.tokenize, timings.queue, timings.compute]
             parts_s = sum(part.total_seconds() for part in parts)
-            assert parts_s >= 0.03
+            assert min(timings.queue.total_seconds(), timings.compute.total_seconds()) >= 0.02
             rests_s.append(timings.total.total_seconds() - parts_s)
         assert 0 <= min(rests_s) < 0.05
 

@@ -65,55 +65,49 @@ whatever_it_says = pytest.mark.parametrize(
 
 @whatever_it_says
 async def test_a_model_that_always_fails_ends_readiness_until_its_probe_passes(
-    serve, registry, tiny_checkpoint, fails, why: str, told: str
+    serve, stable, fails, why: str, told: str
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
     async with serve() as (server, client):
         await client.encode(["sun"])
         fails |= {"runner": "all", "why": why}
         await fail(client, breaker.FAILURES, match=told)
         await until(lambda: not server.readiness.healthy)
-        assert f"version {tiny_checkpoint.version} fails every run" in server.readiness.reason
+        assert f"version {stable.version} fails every run" in server.readiness.reason
         fails["runner"] = None
         await until(lambda: server.readiness.state == "SERVING")
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (await client.encode(["sun"])).model_version == stable.version
 
 
 @whatever_it_says
-async def test_texts_that_a_model_cannot_bear_do_not_end_readiness(
-    serve, registry, tiny_checkpoint, fails, why: str, told: str
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_texts_that_a_model_cannot_bear_do_not_end_readiness(serve, stable, fails, why: str, told: str) -> None:
     async with serve() as (server, client):
         states: list[str] = []
         server.readiness.on_change(lambda: states.append(server.readiness.state))
         fails |= {"token": tiny_tokenizer().token_to_id("moon"), "why": why}
         await fail(client, 3 * breaker.FAILURES, "moon", match=told)
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (await client.encode(["sun"])).model_version == stable.version
         assert (states, server.readiness.state) == ([], "SERVING")
 
 
 async def test_a_canary_that_always_fails_is_named_while_the_others_serve(
-    serve, registry, tiny_checkpoint, artifact_store, fails
+    serve, registry, stable, artifact_store, fails
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    canary = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    canary = write_tiny_checkpoint(artifact_store, seed=1, base_version=stable.version)
     await register(registry, canary, label="canary")
     async with serve() as (server, client):
         fails["runner"] = await runner_of(client, label="canary")
         await fail(client, breaker.FAILURES, label="canary")
         await until(lambda: server.readiness.state == "DEGRADED")
         assert canary.version in server.readiness.reason
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (await client.encode(["sun"])).model_version == stable.version
         await registry.delete_label(TINY_SPACE, "canary")
         await until(lambda: server.readiness.state == "SERVING")
 
 
 async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
-    serve, registry, tiny_checkpoint, artifact_store, fails
+    serve, registry, stable, artifact_store, fails
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    first, other = (write_tiny_checkpoint(artifact_store, seed=n, base_version=tiny_checkpoint.version) for n in (1, 2))
+    first, other = (write_tiny_checkpoint(artifact_store, seed=n, base_version=stable.version) for n in (1, 2))
     await register(registry, first, label="stable")
     await register(registry, other)
     async with serve() as (server, client):

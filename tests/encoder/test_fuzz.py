@@ -8,7 +8,6 @@ import random
 
 import grpc
 import numpy as np
-import pytest
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, types_pb2
-from support.models.tiny_checkpoints import DIM, TinyCheckpoint, register
+from support.models.tiny_checkpoints import DIM
 
 REFUSALS = {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 ENUM = st.sampled_from([0, 1, 2, 3, 4, -1, 2**31 - 1])
@@ -53,14 +52,7 @@ METHODS = {
 ROUNDS = 80
 
 
-@pytest.fixture
-async def checkpoint(tiny_checkpoint: TinyCheckpoint, registry) -> TinyCheckpoint:
-    """The pretrained checkpoint under `stable`."""
-    await register(registry, tiny_checkpoint, label="stable")
-    return tiny_checkpoint
-
-
-async def test_any_values_are_answered_with_unit_vectors_or_a_refusal_that_says_why(serve, checkpoint) -> None:
+async def test_any_values_are_answered_with_unit_vectors_or_a_refusal_that_says_why(serve, stable) -> None:
     async with serve() as (_, client):
         loop = asyncio.get_running_loop()
         stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
@@ -96,9 +88,7 @@ async def test_any_values_are_answered_with_unit_vectors_or_a_refusal_that_says_
         assert outcomes >= {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION"}  # the property met each kind
 
 
-async def test_bytes_that_are_no_message_are_refused_and_are_no_failure_of_the_service(
-    serve, checkpoint, capfd
-) -> None:
+async def test_bytes_that_are_no_message_are_refused_and_are_no_failure_of_the_service(serve, stable, capfd) -> None:
     rng = random.Random(11)
     async with serve() as (server, client):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

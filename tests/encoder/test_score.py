@@ -29,13 +29,7 @@ INT8 = {"passed": True, "recipe": "rowwise"}
 
 
 @pytest.fixture
-async def pretrained(tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
-    await register(registry, tiny_checkpoint, label="stable")
-    return tiny_checkpoint
-
-
-@pytest.fixture
-async def cross(pretrained, artifact_store: ArtifactStore, registry: Registry) -> TinyCheckpoint:
+async def cross(stable, artifact_store: ArtifactStore, registry: Registry) -> TinyCheckpoint:
     checkpoint = write_tiny_cross_encoder_checkpoint(artifact_store)
     await register(registry, checkpoint, label="stable")
     return checkpoint
@@ -56,7 +50,7 @@ async def test_scores_are_those_of_the_model_alone_or_in_any_batch(serve, cross)
 
 
 async def test_a_cross_encoder_that_only_a_trial_label_names_is_asked_by_label_or_version(
-    serve, pretrained, artifact_store, registry
+    serve, stable, artifact_store, registry
 ) -> None:
     trial = write_tiny_cross_encoder_checkpoint(artifact_store)
     await register(registry, trial)
@@ -68,14 +62,14 @@ async def test_a_cross_encoder_that_only_a_trial_label_names_is_asked_by_label_o
             await client.score("sun", ["moon"])
 
 
-async def test_texts_and_pairs_never_reach_the_wrong_kind_of_model(serve, cross, pretrained) -> None:
+async def test_texts_and_pairs_never_reach_the_wrong_kind_of_model(serve, cross, stable) -> None:
     async with serve() as (_, client):
         with pytest.raises(errors.VersionNotLoaded):
             await client.encode(["sun"], version=cross.version)
         with pytest.raises(errors.VersionNotLoaded):
-            await client.score("sun", ["moon"], version=pretrained.version)
+            await client.score("sun", ["moon"], version=stable.version)
         spaces = {version.version: version.space_id for version in (await client.info()).versions}
-        assert spaces == {cross.version: CROSS, pretrained.version: pretrained.space_id}
+        assert spaces == {cross.version: CROSS, stable.version: stable.space_id}
 
 
 async def test_a_pair_too_long_is_refused_by_name_or_cut_at_the_premise(serve, cross) -> None:
@@ -164,9 +158,9 @@ async def test_a_restart_without_the_registry_serves_the_ensemble_of_the_last_ru
 
 
 async def test_a_bad_cross_encoder_alone_does_not_keep_texts_from_being_encoded(
-    serve, pretrained, artifact_store, registry
+    serve, stable, artifact_store, registry
 ) -> None:
-    sentence = write_tiny_checkpoint(artifact_store, seed=4, base_version=pretrained.version)
+    sentence = write_tiny_checkpoint(artifact_store, seed=4, base_version=stable.version)
     await register(registry, sentence)
     await registry.set_label(CROSS, "stable", sentence.version)  # of another kind, in another space
     async with serve() as (server, client):
@@ -177,19 +171,19 @@ async def test_a_bad_cross_encoder_alone_does_not_keep_texts_from_being_encoded(
 
 
 async def test_a_loaded_version_of_the_wrong_kind_is_not_served_by_another_spaces_label(
-    serve, cross, pretrained, registry
+    serve, cross, stable, registry
 ) -> None:
     async with serve(poll_s=30) as (_, client):
-        for space_id, label, version in ((CROSS, "stable", pretrained.version), (TINY_SPACE, "stable", cross.version)):
+        for space_id, label, version in ((CROSS, "stable", stable.version), (TINY_SPACE, "stable", cross.version)):
             rollout = await rolled_out(registry, space_id, label, version)
             assert not rollout.ok
             assert "has none" in rollout.reason
-        assert (await client.encode(["sun"])).model_version == pretrained.version
+        assert (await client.encode(["sun"])).model_version == stable.version
         assert (await client.score("sun", ["moon"])).model_version == cross.version
 
 
 async def test_pairs_are_scored_in_the_precision_of_the_label_and_in_float32_on_request(
-    serve, pretrained, artifact_store, registry
+    serve, stable, artifact_store, registry
 ) -> None:
     quantized = write_tiny_cross_encoder_checkpoint(artifact_store, int8=INT8)
     await register(registry, quantized)
@@ -216,7 +210,7 @@ async def test_pairs_are_scored_in_the_precision_of_the_label_and_in_float32_on_
     ],
 )
 async def test_an_int8_model_of_pairs_that_does_not_hold_is_refused(
-    serve, cross, copied, pretrained, artifact_store, registry, change, reason
+    serve, cross, copied, stable, artifact_store, registry, change, reason
 ) -> None:
     quantized = write_tiny_cross_encoder_checkpoint(artifact_store, int8=INT8)
     changed = copied(quantized.artifact, change)

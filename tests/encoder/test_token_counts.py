@@ -14,7 +14,6 @@ from services.encoder.batching.queues import Call
 from services.encoder.runtime.model import Tokenization
 from services.encoder.runtime.runners import PaddedRunner
 from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
-from support.models.tiny_checkpoints import register
 from support.waiting import until
 
 LETTERS = "z" * 60  # sixty tokens of the tiny tokenizer, and two special ones; by its characters, seventeen
@@ -43,18 +42,14 @@ def watched(monkeypatch: pytest.MonkeyPatch):
     return seen
 
 
-async def test_a_call_holds_the_tokens_that_it_really_has(serve, registry, tiny_checkpoint, watched) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_a_call_holds_the_tokens_that_it_really_has(serve, stable, watched) -> None:
     async with serve(queued_tokens=8192) as (server, client):
         watched.server = server
         await client.encode([LETTERS] * 10)
         assert max(watched.queued) == 620
 
 
-async def test_a_call_that_has_no_room_by_its_characters_is_refused_unread(
-    serve, registry, tiny_checkpoint, watched, monkeypatch
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_a_call_that_has_no_room_by_its_characters_is_refused_unread(serve, stable, watched, monkeypatch) -> None:
     async with serve(queued_tokens=8192, workers=1) as (server, client):
         read: list[int] = []
         texts_of = Tokenization.texts
@@ -75,10 +70,7 @@ async def test_a_call_that_has_no_room_by_its_characters_is_refused_unread(
         await asyncio.gather(*first)
 
 
-async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(
-    serve, registry, tiny_checkpoint, watched
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(serve, stable, watched) -> None:
     async with serve(queued_tokens=1024) as (server, client):
         texts = [LETTERS[n % 7 :] for n in range(50)]
         alone = [(await client.encode([text])).vectors[0] for text in texts[:7]]
@@ -86,13 +78,10 @@ async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(
         answer = await client.encode(texts, timeout_s=10)
         assert max(watched.queued) <= 96
         np.testing.assert_allclose(answer.vectors, np.stack([alone[n % 7] for n in range(50)]), atol=1e-5)
-        assert answer.model_version == tiny_checkpoint.version
+        assert answer.model_version == stable.version
 
 
-async def test_a_call_whose_caller_gives_up_is_charged_all_the_same(
-    serve, registry, tiny_checkpoint, watched, tmp_path
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_a_call_whose_caller_gives_up_is_charged_all_the_same(serve, stable, watched, tmp_path) -> None:
     lab = Credential(name="lab", role="read", hashes=[HashedToken(sha256=hash_of("lab"))], tokens_per_s=10.0)
     (tmp_path / "tokens.toml").write_text(render(lab))
     async with serve(tokens_file=tmp_path / "tokens.toml") as (server, _):
@@ -112,9 +101,8 @@ async def test_a_call_whose_caller_gives_up_is_charged_all_the_same(
 
 
 async def test_a_text_is_alone_beside_large_calls_of_its_caller_but_not_beside_another_text(
-    serve, registry, tiny_checkpoint, watched, monkeypatch
+    serve, stable, watched, monkeypatch
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
     made: list[tuple[int, bool]] = []
 
     class Noted(Call):

@@ -200,20 +200,6 @@ async def test_a_call_spread_over_many_batches_is_put_together_in_its_own_order(
     await setup.batcher.close()
 
 
-async def test_queue_and_compute_add_up_to_the_time_of_the_call(setup) -> None:
-    rests_s = []
-    for _ in range(5):  # between two parts the machine may stall
-        busy = await setup.keep_busy(count=64)
-        started = time.monotonic()
-        [call] = await setup.queue(setup.encode(1))
-        gathered = await call
-        elapsed_s = time.monotonic() - started
-        assert gathered.queue_s >= 0.02, "it waited for the batches before it"
-        rests_s.append(elapsed_s - gathered.queue_s - gathered.compute_s)
-        await busy
-    assert min(map(abs, rests_s)) < 0.02
-
-
 async def test_cancelling_many_calls_leaves_no_text_to_compute(setup) -> None:
     first = await setup.keep_busy()
     doomed = [asyncio.create_task(setup.encode(n, count=64)) for n in range(1, 40)]

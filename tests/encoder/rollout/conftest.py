@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
@@ -20,3 +23,17 @@ async def tuned(
         await register(registry, checkpoint)
     await registry.set_label(TINY_SPACE, "stable", made[0].version)
     return made
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The version of each load that begins."""
+    begun: list[str] = []
+    original = CandidateLoader.load
+
+    async def load(self: CandidateLoader, space_id: str, version: str, *arguments: Any) -> Any:
+        begun.append(version)
+        return await original(self, space_id, version, *arguments)
+
+    monkeypatch.setattr(CandidateLoader, "load", load)
+    return begun

@@ -18,7 +18,6 @@ from prometheus_client import generate_latest
 
 from aeenc import errors
 from services.encoder.rollout import candidates, follower, history
-from services.encoder.rollout.candidates import CandidateLoader
 from services.encoder.rollout.follower import Follower
 from services.encoder.runtime.model import Model
 from services.store.registry import LabelRow, Registry
@@ -26,26 +25,14 @@ from support.models.tiny_checkpoints import TINY_SPACE, register, rolled_out, wr
 from support.waiting import eventually, serves, until
 
 
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The version of each load that begins."""
-    begun: list[str] = []
-    original = CandidateLoader.load
-
-    async def load(self, space_id, version, *arguments, **options):
-        begun.append(version)
-        return await original(self, space_id, version, *arguments, **options)
-
-    monkeypatch.setattr(CandidateLoader, "load", load)
-    return begun
-
-
 async def versions_of(client, keys, **options) -> list[str]:
     answers = await asyncio.gather(*(client.encode(["sun"], routing_key=key, **options) for key in keys))
     return [answer.model_version for answer in answers]
 
 
-async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(serve, tuned, registry) -> None:
+async def test_the_canary_gets_its_share_of_queries_by_key_and_the_same_in_every_encoder(
+    serve, tuned, registry, tiny_checkpoint
+) -> None:
     stable, canary, _ = tuned
     await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.3)
     keys = [f"user-{n}" for n in range(150)]
@@ -56,18 +43,12 @@ async def test_the_canary_gets_its_share_by_key_and_the_same_in_every_encoder(se
         assert 0.22 < first.count(canary.version) / len(keys) < 0.38
         assert set(first) == {stable.version, canary.version}
         assert set(await versions_of(one, keys, label="stable")) == {stable.version}
+        assert set(await versions_of(one, keys, role="premise")) == {tiny_checkpoint.version}
         without_key = await versions_of(one, [""] * 100)
         assert 0.1 < without_key.count(canary.version) / 100 < 0.55, "each call for itself"
         await registry.set_label(TINY_SPACE, "canary", canary.version, share=0.0)
         await eventually(one.info, is_so=lambda info: ("canary", 0.0) in {(row.name, row.share) for row in info.labels})
         assert set(await versions_of(one, keys)) == {stable.version}
-
-
-async def test_premises_never_go_to_the_canary(serve, tuned, registry, tiny_checkpoint) -> None:
-    await registry.set_label(TINY_SPACE, "canary", tuned[1].version, share=1.0)
-    async with serve() as (_, client):
-        assert (await client.encode(["sun"])).model_version == tuned[1].version
-        assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
 
 
 async def test_a_load_that_has_just_ended_when_its_label_moves_is_told_as_overtaken(
@@ -95,21 +76,24 @@ async def no_event(_registry: Registry, last_id: str, timeout_s: float) -> str:
     return last_id
 
 
-async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says_so(
-    serve, tuned, registry, artifact_store
+async def test_a_restart_onto_a_bad_stable_serves_the_last_good_version_and_says_so_whatever_else_moves(
+    serve, tuned, registry, artifact_store, monkeypatch
 ) -> None:
+    monkeypatch.setattr(history, "KEPT_SWAPS", 2)
+    monkeypatch.setattr(follower, "RETRY_S", 30.0)  # on a busy machine the start would try the bad version again
     async with serve():
         pass
     bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
     await register(registry, bad, label="stable")
-    async with serve() as (server, client):
+    async with serve(poll_s=30) as (server, client):
         assert (await client.encode(["sun"])).model_version == tuned[0].version
-        assert server.readiness.state == "DEGRADED"
-        assert f"label `stable` names {bad.version}, serving {tuned[0].version}" in server.readiness.reason
-        await asyncio.sleep(0.5)
-        assert server.readiness.state == "DEGRADED", "another look at the rows changes nothing"
-        good = await registry.set_label(TINY_SPACE, "stable", tuned[1].version)
-        assert (await registry.await_rollout(good, 20))[0].ok
+        reason = server.readiness.reason
+        assert f"label `stable` names {bad.version}, serving {tuned[0].version}" in reason
+        for name in ("one", "two", "three"):
+            assert (await rolled_out(registry, TINY_SPACE, name, tuned[0].version)).ok
+        assert [swap.ok for swap in (await client.info()).swaps] == [True, True]
+        assert (server.readiness.state, server.readiness.reason) == ("DEGRADED", reason)
+        assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)).ok
         await until(lambda: server.readiness.state == "SERVING")  # the acknowledgement comes first
 
 
@@ -145,22 +129,6 @@ async def test_a_failed_candidate_is_tried_again_however_many_labels_move(
         await eventually(serves_it, 10)
 
 
-async def test_the_reason_of_a_fall_back_outlives_the_swaps_after_it(
-    serve, tuned, registry, artifact_store, monkeypatch
-) -> None:
-    monkeypatch.setattr(history, "KEPT_SWAPS", 2)
-    monkeypatch.setattr(follower, "RETRY_S", 30.0)  # on a busy machine the start would try the bad version again
-    bad = write_tiny_checkpoint(artifact_store, seed=9, base_version=tuned[0].version, poison=True)
-    await register(registry, bad, label="stable")
-    async with serve(poll_s=30) as (server, client):
-        reason = server.readiness.reason
-        assert f"checkpoint {bad.version} " in reason
-        for name in ("one", "two", "three"):
-            assert (await rolled_out(registry, TINY_SPACE, name, tuned[0].version)).ok
-        assert [swap.ok for swap in (await client.info()).swaps] == [True, True]
-        assert server.readiness.reason == reason
-
-
 async def test_labels_of_runs_are_counted_together_and_forgotten_when_they_are_gone(
     serve, tuned, registry, artifact_store
 ) -> None:
@@ -179,20 +147,6 @@ async def test_labels_of_runs_are_counted_together_and_forgotten_when_they_are_g
         assert "run-0" not in generate_latest(server.metrics).decode()
         await until(lambda: {name for _, name in following._acknowledged} == {"stable"})
         await until(lambda: not following._history._failures)
-
-
-async def test_memory_of_a_dropped_version_is_let_go_when_its_last_call_has_ended(serve, tuned, registry) -> None:
-    async with serve(poll_s=30) as (server, client):
-        for checkpoint in (tuned[1], tuned[2], tuned[0], tuned[1]):
-            row = await registry.set_label(TINY_SPACE, "stable", checkpoint.version)
-            assert (await registry.await_rollout(row, 20))[0].ok
-        await eventually(client.info, is_so=lambda info: tuned[2].version not in {one.version for one in info.versions})
-        with pytest.raises(errors.VersionNotLoaded):
-            await client.encode(["sun"], version=tuned[2].version)
-        serving = server.metrics.get_sample_value(
-            "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[1].version}
-        )
-        assert serving == row.revision
 
 
 async def test_the_first_start_shows_what_stable_serves_in_metric_and_history(serve, tuned, registry) -> None:
@@ -265,75 +219,54 @@ async def test_a_lost_acknowledgement_is_said_again(serve, tuned, registry, monk
         assert (await client.encode(["sun"])).model_version == tuned[1].version
 
 
-async def test_a_bad_premise_encoder_of_a_new_default_space_disturbs_nothing(
-    serve, tuned, registry, artifact_store, tiny_checkpoint
+@pytest.mark.parametrize("bad", ["", "stable", "premises"], ids=["no label yet", "damaged", "damaged premises"])
+async def test_a_new_default_space_waits_until_it_can_be_served_and_disturbs_nothing(
+    serve, tuned, registry, artifact_store, tiny_checkpoint, loaded, bad
 ) -> None:
     elsewhere = "s" + "1" * 16
-    async with serve() as (server, client):
-        bad = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere, poison=True)
-        await register(registry, bad)  # names its space the default
-        await asyncio.sleep(0.6)
-        assert (await client.encode(["sun"])).model_version == tuned[0].version
+    async with serve(poll_s=30) as (server, client):
+        premises = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere, poison=bad == "premises")
+        await register(registry, premises)  # names its space the default
+        damaged = write_tiny_checkpoint(
+            artifact_store, seed=9, space_id=elsewhere, base_version=premises.version, poison=True
+        )
+        if bad == "stable":
+            await register(registry, damaged)
+            assert not (await rolled_out(registry, elsewhere, "stable", damaged.version)).ok
+        for checkpoint in tuned[1:]:  # a round looks at the default space first
+            assert (await rolled_out(registry, TINY_SPACE, "stable", checkpoint.version)).ok, "labels are followed"
+        assert loaded.count(damaged.version) == (bad == "stable")
+        assert (await client.encode(["sun"])).model_version == tuned[2].version
         assert (await client.encode(["sun"], role="premise")).model_version == tiny_checkpoint.version
-        assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)).ok, "labels are still followed"
+        assert server.readiness.healthy
+        if bad != "premises":
+            assert (await rolled_out(registry, elsewhere, "stable", premises.version)).ok
+            await serves(client, premises.version)  # the acknowledgement comes first
         await until(lambda: server.readiness.state == "SERVING")
 
 
-async def test_a_bad_stable_of_a_new_default_space_is_loaded_once_whatever_else_moves(
-    serve, tuned, registry, artifact_store, loaded
-) -> None:
-    elsewhere = "s" + "1" * 16
-    async with serve(poll_s=30) as (_, client):
-        premises = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere)
-        bad = write_tiny_checkpoint(
-            artifact_store, seed=9, space_id=elsewhere, base_version=premises.version, poison=True
-        )
-        await register(registry, bad)
-        await register(registry, premises)  # names its space the default
-        assert not (await rolled_out(registry, elsewhere, "stable", bad.version)).ok
-        for version in (tuned[1].version, tuned[2].version):
-            assert (await rolled_out(registry, TINY_SPACE, "stable", version)).ok
-        assert loaded.count(bad.version) == 1
-        assert (await client.encode(["sun"])).model_version == tuned[2].version
-
-
-@pytest.mark.parametrize("poison", [None, True], ids=["no label yet", "damaged"])
-async def test_a_new_default_space_waits_until_its_stable_can_be_served(
-    serve, tuned, registry, artifact_store, poison
-) -> None:
-    elsewhere = "s" + "1" * 16
-    async with serve() as (server, client):
-        premises = write_tiny_checkpoint(artifact_store, seed=8, space_id=elsewhere)
-        await register(registry, premises)  # names its space the default
-        if poison:
-            bad = write_tiny_checkpoint(
-                artifact_store, seed=9, space_id=elsewhere, base_version=premises.version, poison=True
-            )
-            await register(registry, bad)
-            assert not (await rolled_out(registry, elsewhere, "stable", bad.version)).ok
-        row = await registry.set_label(TINY_SPACE, "next", tuned[1].version)  # a round looks at the default space first
-        assert (await registry.await_rollout(row, 20))[0].ok
-        assert (await client.encode(["sun"])).model_version == tuned[0].version
-        assert server.readiness.healthy
-        assert (await rolled_out(registry, elsewhere, "stable", premises.version)).ok
-        await serves(client, premises.version)  # the acknowledgement comes first
-
-
-async def test_a_dropped_model_is_really_gone(serve, tuned, registry) -> None:
-    async with serve(poll_s=30, workers=1) as (_, client):
+async def test_a_dropped_model_is_really_gone_and_the_metric_names_what_serves(serve, tuned, registry) -> None:
+    async with serve(poll_s=30, workers=1) as (server, client):
         assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)).ok
         await client.encode(["sun"])
         found = [one for one in gc.get_objects() if isinstance(one, Model) and one.version == tuned[1].version]
         gone, runner = weakref.ref(found[0]), weakref.ref(found[0].runners["float32"])
         found.clear()
         for checkpoint in (tuned[2], tuned[0]):
-            assert (await rolled_out(registry, TINY_SPACE, "stable", checkpoint.version)).ok
+            rollout = await rolled_out(registry, TINY_SPACE, "stable", checkpoint.version)
+            assert rollout.ok
 
         def both_gone() -> bool:
             gc.collect()
             return gone() is None and runner() is None  # an idle worker must not hold on to it either
 
         await until(both_gone)
+        with pytest.raises(errors.VersionNotLoaded):
+            await client.encode(["sun"], version=tuned[1].version)
+        serving = server.metrics.get_sample_value(
+            "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[0].version}
+        )
+        assert serving == rollout.revision
 
 
 async def test_heartbeats_go_on_whatever_one_of_them_meets(serve, tuned, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,9 @@ async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is
 
 
 async def test_a_restart_onto_a_stable_of_the_next_major_release_saves_no_label_that_was_deleted(
-    serve: Any, registry: Registry, redis: Any, namespace: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    serve: Any, registry: Registry, redis: Any, namespace: str, stable: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
-    await registry.set_label(TINY_SPACE, "trial", tiny_checkpoint.version)
+    await registry.set_label(TINY_SPACE, "trial", stable.version)
 
     def saved() -> set[str]:
         state = history.read_state(tmp_path / "state" / history.FILE)
@@ -83,7 +82,7 @@ async def test_a_restart_onto_a_stable_of_the_next_major_release_saves_no_label_
         assert server.readiness.state == "DEGRADED"
         await registry.delete_label(TINY_SPACE, "trial")
         await until(lambda: saved() == {"stable"})
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (await client.encode(["sun"])).model_version == stable.version
 
 
 async def test_a_new_default_space_whose_stable_is_of_the_next_major_release_stops_no_other_label(
@@ -110,12 +109,11 @@ async def test_a_new_default_space_whose_stable_is_of_the_next_major_release_sto
 
 
 async def test_an_encoder_whose_base_model_the_next_major_release_has_written_waits_and_names_it(
-    serve: Any, registry: Registry, tiny_checkpoint: TinyCheckpoint
+    serve: Any, registry: Registry, stable: TinyCheckpoint
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
     async with serve():
         pass
-    manifest = tiny_checkpoint.artifact.path / "manifest.json"
+    manifest = stable.artifact.path / "manifest.json"
     ours, (row,) = manifest.read_text(), await registry.checkpoints.all()
     manifest.write_text(ours.replace('"format_version": 1', '"format_version": 2'))
     try:
@@ -124,6 +122,6 @@ async def test_an_encoder_whose_base_model_the_next_major_release_has_written_wa
             await until(lambda: "format_version 2" in server.readiness.reason)
             manifest.write_text(ours)
             await registry.checkpoints.add(row)
-            assert (await client.encode(["sun"], timeout_s=5)).model_version == tiny_checkpoint.version
+            assert (await client.encode(["sun"], timeout_s=5)).model_version == stable.version
     finally:
         manifest.write_text(ours)

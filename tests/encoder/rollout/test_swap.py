@@ -13,7 +13,7 @@ import pytest
 
 from aeenc import EncoderClient, errors
 from services.encoder.rollout.candidates import CandidateLoader
-from services.store.artifacts import MANIFEST, ArtifactStore
+from services.store.artifacts import MANIFEST
 from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.files import sha256_of
 from services.store.registry import Registry
@@ -31,10 +31,7 @@ from support.waiting import eventually, until
 Change = Callable[[Path, dict[str, object]], None]  # of a checkpoint's files and its manifest's facts
 
 
-async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
-    serve, artifact_store, tiny_checkpoint, registry
-) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
+async def test_swaps_under_load_fail_no_call_and_mix_no_versions(serve, artifact_store, stable, registry) -> None:
     texts = ["sun", "moon and star", "rain"]
     expected: dict[str, np.ndarray] = {}
     seen: list[str] = []
@@ -51,7 +48,7 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
         callers = [asyncio.create_task(call()) for _ in range(4)]
         await until(lambda: bool(seen))
         for seed in range(1, 9):
-            checkpoint = write_tiny_checkpoint(artifact_store, seed=seed, base_version=tiny_checkpoint.version)
+            checkpoint = write_tiny_checkpoint(artifact_store, seed=seed, base_version=stable.version)
             await register(registry, checkpoint)
             rollout = await rolled_out(registry, TINY_SPACE, "stable", checkpoint.version)
             assert rollout.ok, rollout.reason
@@ -64,42 +61,35 @@ async def test_swaps_under_load_fail_no_call_and_mix_no_versions(
     assert len(seen) > 50
     labels = {label.name: label.versions[0] for label in info.labels}
     assert labels["stable"] == checkpoint.version
-    assert {version.version for version in info.versions} == {*labels.values(), tiny_checkpoint.version}
+    assert {version.version for version in info.versions} == {*labels.values(), stable.version}
 
 
-def flipped(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+def flipped(checkpoint: TinyCheckpoint) -> None:
     path = checkpoint.artifact.path / "model.onnx"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def forged(store: ArtifactStore, checkpoint: TinyCheckpoint) -> None:
+def forged(checkpoint: TinyCheckpoint) -> None:
     """A manifest that fits the changed file, but is not the one the registry knows."""
-    flipped(store, checkpoint)
+    flipped(checkpoint)
     path = checkpoint.artifact.path / MANIFEST
     manifest = json.loads(path.read_bytes())
     manifest["files"]["model.onnx"]["sha256"] = sha256_of(checkpoint.artifact.path / "model.onnx")
     path.write_text(json.dumps(manifest))
 
 
-DAMAGES: list[tuple[Callable[..., None], str]] = [
-    (flipped, "sha256"),
-    (forged, "manifest.json has sha256"),
-]
-
-
 @pytest.fixture
-async def refused(serve, tiny_checkpoint, registry: Registry):
+async def refused(serve, stable, registry: Registry):
     """Checks that a candidate for `stable` is refused for a reason while the checkpoint before it serves on."""
-    await register(registry, tiny_checkpoint, label="stable")
 
     async def check(candidate: TinyCheckpoint, reason: str) -> None:
         await register(registry, candidate)
         async with serve(poll_s=30) as (server, client):
             rollout = await rolled_out(registry, TINY_SPACE, "stable", candidate.version)
             assert not rollout.ok
-            assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+            assert (await client.encode(["sun"])).model_version == stable.version
             assert server.readiness.state == "SERVING"
             (swap,) = [
                 s
@@ -116,12 +106,12 @@ async def refused(serve, tiny_checkpoint, registry: Registry):
     return check
 
 
-@pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("damage", "reason"), [(flipped, "sha256"), (forged, "manifest.json has sha256")])
 async def test_a_damaged_checkpoint_never_replaces_the_serving_one(
-    refused, artifact_store, tiny_checkpoint, damage, reason
+    refused, artifact_store, stable, damage, reason
 ) -> None:
-    candidate = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
-    damage(artifact_store, candidate)
+    candidate = write_tiny_checkpoint(artifact_store, seed=1, base_version=stable.version)
+    damage(candidate)
     await refused(candidate, reason)
 
 
@@ -161,20 +151,19 @@ def foreign_operator(path, meta) -> None:
     ids=["probes", "long probes", "space", "dim", "limit", "prefix", "tokenizer", "pickle", "operator"],
 )
 async def test_a_well_hashed_but_wrong_checkpoint_never_replaces_the_serving_one(
-    refused, copied, artifact_store, tiny_checkpoint, change, reason
+    refused, copied, artifact_store, stable, change, reason
 ) -> None:
-    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=stable.version)
     await refused(copied(tuned.artifact, change), reason)
 
 
 async def test_a_checkpoint_whose_padding_is_its_last_token_is_served(
-    serve, copied, artifact_store, tiny_checkpoint, registry
+    serve, copied, artifact_store, stable, registry
 ) -> None:
     def padded_by_the_last(path, meta) -> None:
         meta["pad_id"] = tiny_tokenizer().get_vocab_size() - 1
 
-    await register(registry, tiny_checkpoint, label="stable")
-    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=tiny_checkpoint.version)
+    tuned = write_tiny_checkpoint(artifact_store, seed=1, base_version=stable.version)
     candidate = copied(tuned.artifact, padded_by_the_last)
     await register(registry, candidate, label="stable")
     async with serve() as (_, client):

@@ -27,7 +27,7 @@ from services.encoder.runtime import onnx_session, torch_session
 from services.encoder.settings import EncoderSettings
 from services.kit.limits import Limits
 from services.onnx_devices import CPU, CUDA
-from support.models.tiny_checkpoints import register, write_tiny_cross_encoder_checkpoint
+from support.models.tiny_checkpoints import write_tiny_cross_encoder_checkpoint
 from support.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Specified provider")
@@ -42,11 +42,10 @@ def broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_auto_falls_back_from_a_cuda_that_does_not_work_and_says_so_everywhere(
-    serve, registry, tiny_checkpoint, broken_driver, capsys
+    serve, stable, broken_driver
 ) -> None:
-    await register(registry, tiny_checkpoint, label="stable")
     async with serve(device="auto") as (server, client):
-        assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
+        assert (await client.encode(["sun"])).model_version == stable.version
         info = await client.info()
         assert info.runtime == f"onnxruntime/{CPU}"
         assert "CUDA" in info.runtime_reason
@@ -70,28 +69,18 @@ async def test_a_candidate_whose_session_is_not_where_it_was_asked_for_is_refuse
         )
 
 
-async def test_an_encoder_without_any_cuda_has_nothing_to_say(serve, registry, tiny_checkpoint) -> None:
-    if CUDA in onnxruntime.get_available_providers():
-        pytest.skip("this onnxruntime has CUDA")
-    await register(registry, tiny_checkpoint, label="stable")
-    async with serve(device="auto") as (server, client):
-        assert (await client.info()).runtime_reason == ""
-        assert server.readiness.state == "SERVING"
-
-
-async def test_an_encoder_whose_build_cannot_use_the_gpu_that_is_there_says_so(
-    serve, registry, tiny_checkpoint, monkeypatch, tmp_path
+async def test_an_encoder_whose_build_cannot_use_the_gpu_that_is_there_says_so_and_others_nothing(
+    serve, stable, monkeypatch, tmp_path
 ) -> None:
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
-    (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(onnx_devices, "DEVICES", tmp_path)
-    await register(registry, tiny_checkpoint, label="stable")
-    async with serve(device="auto") as (server, client):
-        assert "install the extra encoder-gpu" in (await client.info()).runtime_reason
-        assert server.readiness.state == "DEGRADED"
-    async with serve(device="cpu") as (server, client):
-        assert (await client.info()).runtime_reason == ""
+    for device, state in (("auto", "SERVING"), ("auto", "DEGRADED"), ("cpu", "SERVING")):
+        async with serve(device=device) as (server, client):
+            told = (await client.info()).runtime_reason
+            assert (server.readiness.state, "install the extra encoder-gpu" in told) == (state, bool(told))
+            assert bool(told) == (state == "DEGRADED")
+        (tmp_path / "nvidia0").touch()
 
 
 class Card:
@@ -284,7 +273,7 @@ class FullSession(WatchedSession):
 
 @pytest.mark.parametrize("room", [2, 0, None])
 async def test_a_version_is_refused_where_one_text_is_over_the_memory_and_served_where_a_batch_is(
-    serve, registry, tiny_checkpoint, monkeypatch, room
+    serve, stable, monkeypatch, room
 ) -> None:
     placement = encoder_main.providers_of("encoder", "cpu")._replace(providers=[CUDA, CPU])
     monkeypatch.setattr(encoder_main, "providers_of", lambda *_, **__: placement)
@@ -292,9 +281,8 @@ async def test_a_version_is_refused_where_one_text_is_over_the_memory_and_served
         monkeypatch.setattr(onnx_session.ort, "InferenceSession", Mock(side_effect=FULL))
     else:
         monkeypatch.setattr(FullSession, "room", room)
-        session = onnxruntime.InferenceSession(tiny_checkpoint.artifact.file("model.onnx"), providers=[CPU])
+        session = onnxruntime.InferenceSession(stable.artifact.file("model.onnx"), providers=[CPU])
         monkeypatch.setattr(loading, "open_session", lambda *_: FullSession(session, []))
-    await register(registry, tiny_checkpoint, label="stable")
     async with serve(wait=bool(room)) as (server, client):
         if room:
             assert len((await client.encode(["sun"] * 9)).vectors) == 9

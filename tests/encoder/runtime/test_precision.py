@@ -30,21 +30,15 @@ INT8 = {"model.onnx", "model.int8.onnx"}
 
 
 @pytest.fixture
-async def space(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
-    await register(registry, tiny_checkpoint, label="stable")
-    return tiny_checkpoint
-
-
-@pytest.fixture
-async def tuned(artifact_store: ArtifactStore, space: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
+async def tuned(artifact_store: ArtifactStore, stable: TinyCheckpoint, registry: Registry) -> TinyCheckpoint:
     """A version that has int8, known to the registry."""
-    checkpoint = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=PASSED)
+    checkpoint = write_tiny_checkpoint(artifact_store, seed=3, base_version=stable.version, int8=PASSED)
     await register(registry, checkpoint)
     return checkpoint
 
 
-async def test_queries_get_the_precision_of_their_label_or_the_one_asked_for(serve, space, tuned, registry) -> None:
-    await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
+async def test_queries_get_the_precision_of_their_label_or_the_one_asked_for(serve, stable, tuned, registry) -> None:
+    await registry.set_label(stable.space_id, "stable", tuned.version, precision="int8")
     async with serve() as (server, client):
         default, exact = await client.encode(["sun"]), await client.encode(["sun"], precision="float32")
         assert (default.precision, exact.precision) == ("int8", "float32")
@@ -60,33 +54,28 @@ async def test_queries_get_the_precision_of_their_label_or_the_one_asked_for(ser
         (label,) = [one for one in info.labels if one.name == "stable"]
         assert label.precision == types_pb2.PRECISION_INT8
         metrics = generate_latest(server.metrics).decode()
-        assert f'label="stable",precision="int8",space="{space.space_id}"}} 1.0' in metrics
+        assert f'label="stable",precision="int8",space="{stable.space_id}"}} 1.0' in metrics
 
 
-async def test_a_version_that_no_label_serves_in_int8_is_not_loaded_in_it(serve, space, tuned, registry) -> None:
-    await registry.set_label(space.space_id, "stable", tuned.version)
-    async with serve() as (_, client):
+async def test_a_label_that_moves_to_another_precision_is_followed_and_int8_is_not_loaded_before(
+    serve, stable, tuned, registry
+) -> None:
+    await registry.set_label(stable.space_id, "stable", tuned.version)
+    async with serve(poll_s=30) as (_, client):
         assert (await client.encode(["sun"])).precision == "float32"
         with pytest.raises(errors.FailedPrecondition, match=r"is not computed in int8 here.*float32"):
             await client.encode(["sun"], precision="int8")
-
-
-async def test_a_label_that_moves_to_another_precision_of_its_version_is_followed(
-    serve, space, tuned, registry
-) -> None:
-    await registry.set_label(space.space_id, "stable", tuned.version)
-    async with serve(poll_s=30) as (_, client):
         for precision in ("int8", "float32", "int8"):
-            row = await registry.set_label(space.space_id, "stable", tuned.version, precision=precision)
-            assert row.previous == space.version, "the way back stays"
+            row = await registry.set_label(stable.space_id, "stable", tuned.version, precision=precision)
+            assert row.previous == stable.version, "the way back stays"
             (rollout,) = await registry.await_rollout(row, 20)
             assert (rollout.ok, rollout.revision) == (True, row.revision)
             assert (await client.encode(["sun"])).precision == precision
 
 
-async def test_two_labels_of_a_version_have_their_own_precisions(serve, space, tuned, registry) -> None:
-    await registry.set_label(space.space_id, "stable", tuned.version)
-    await registry.set_label(space.space_id, "canary", tuned.version, precision="int8")
+async def test_two_labels_of_a_version_have_their_own_precisions(serve, stable, tuned, registry) -> None:
+    await registry.set_label(stable.space_id, "stable", tuned.version)
+    await registry.set_label(stable.space_id, "canary", tuned.version, precision="int8")
     async with serve() as (_, client):
         found = [(await client.encode(["sun"], label=label)).precision for label in ("stable", "canary")]
         assert found == ["float32", "int8"]
@@ -168,31 +157,31 @@ def with_probes(changed):
     ids=["gate", "other-cpu", "no-unit-vectors", "damaged", "missing", "no-gpu", "unknown"],
 )
 async def test_a_precision_that_cannot_be_served_is_refused_with_the_reason_and_the_old_version_stays(
-    serve, copied, space, registry, artifact_store, change, precision, reason
+    serve, copied, stable, registry, artifact_store, change, precision, reason
 ) -> None:
-    candidate = write_tiny_checkpoint(artifact_store, seed=3, base_version=space.version, int8=PASSED)
+    candidate = write_tiny_checkpoint(artifact_store, seed=3, base_version=stable.version, int8=PASSED)
     candidate = copied(candidate.artifact, change)
     await register(registry, candidate)
     async with serve(poll_s=30) as (server, client):
-        rollout = await rolled_out(registry, space.space_id, "stable", candidate.version, precision=precision)
+        rollout = await rolled_out(registry, stable.space_id, "stable", candidate.version, precision=precision)
         assert not rollout.ok
         assert reason in rollout.reason
-        assert (await client.encode(["sun"])).model_version == space.version
+        assert (await client.encode(["sun"])).model_version == stable.version
         assert server.readiness.state == "SERVING"
 
 
 async def test_a_start_refuses_a_version_in_a_precision_that_cannot_be_and_serves_the_one_before(
-    serve, space, registry, artifact_store, tuned, monkeypatch
+    serve, stable, registry, artifact_store, tuned, monkeypatch
 ) -> None:
-    await registry.set_label(space.space_id, "stable", tuned.version, precision="float16")
+    await registry.set_label(stable.space_id, "stable", tuned.version, precision="float16")
     async with serve() as (server, client):
-        assert (await client.encode(["sun"])).model_version == space.version
+        assert (await client.encode(["sun"])).model_version == stable.version
         assert server.readiness.state == "DEGRADED"
         assert "half precision is for a GPU" in server.readiness.reason
 
 
 async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_that_cannot_is_named(
-    serve, space, tuned, registry, monkeypatch, tmp_path
+    serve, stable, tuned, registry, monkeypatch, tmp_path
 ) -> None:
     """Three kinds of replicas: with instructions for int8, without them, and with wrong products in int8."""
     from services.encoder.rollout import loading
@@ -211,10 +200,10 @@ async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_th
         assert await registry.best_precision({"model.onnx"}) == "float32", "the gate has left no file"
         _, slow = await replica("slow", "avx2")
         assert await registry.best_precision(INT8) == "float32", "not all of them gain by it"
-        row = await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
+        row = await registry.set_label(stable.space_id, "stable", tuned.version, precision="int8")
         assert all(one.ok for one in await registry.await_rollout(row, 20))
         for precision in ("int8", "float32"):
-            row = await registry.set_label(space.space_id, "stable", tuned.version, precision=precision)
+            row = await registry.set_label(stable.space_id, "stable", tuned.version, precision=precision)
             await registry.await_rollout(row, 20)
             answers = [await client.encode(["sun"]) for client in (fast, slow) * 5]
             assert {answer.precision for answer in answers} == {precision}, "both compute it, or neither"
@@ -226,8 +215,8 @@ async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_th
                 raise errors.FailedPrecondition("gives other values for its probes")
             original(artifact, description, tokens, runner, probes)
 
-        await registry.set_label(space.space_id, "stable", space.version)
-        row = await registry.set_label(space.space_id, "stable", tuned.version, precision="int8")
+        await registry.set_label(stable.space_id, "stable", stable.version)
+        row = await registry.set_label(stable.space_id, "stable", tuned.version, precision="int8")
         await registry.await_rollout(row, 20)
         monkeypatch.setattr(loading, "_check_probes", wrong_in_int8)
         _, odd = await replica("odd", "avx2")
@@ -242,4 +231,4 @@ async def test_replicas_on_unlike_cpus_never_answer_in_two_precisions_and_one_th
             (one.model_version, one.precision) for one in [await fast.encode(["sun"]), await slow.encode(["sun"])]
         }
         assert served == {(tuned.version, "int8")}
-        assert (await odd.encode(["sun"])).model_version == space.version, "another version, and it says so"
+        assert (await odd.encode(["sun"])).model_version == stable.version, "another version, and it says so"

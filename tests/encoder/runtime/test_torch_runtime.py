@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.rollout.loading import LoadOptions, load_model
 from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
@@ -39,18 +38,13 @@ def replace(files: dict[str, bytes]) -> Any:
     return lambda path, meta: [(path / name).write_bytes(content) for name, content in files.items()]
 
 
-async def info_of(client: Any) -> Any:
-    stub = encoder_pb2_grpc.EncoderServiceStub(client.channel.grpc)
-    return await client.channel.unary(stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
-
-
 async def test_torch_gives_the_vectors_of_onnxruntime(serve, registry: Registry, checkpoint: TinyCheckpoint) -> None:
     await register(registry, checkpoint, label="stable")
     async with serve() as (_, client):
         expected = (await client.encode(PROBES)).vectors
-        assert (await info_of(client)).runtime == "onnxruntime/CPUExecutionProvider"
+        assert (await client.info()).runtime == "onnxruntime/CPUExecutionProvider"
     async with serve(runtime="torch", workers=3) as (_, client):
-        assert (await info_of(client)).runtime == "torch/cpu"
+        assert (await client.info()).runtime == "torch/cpu"
         together = await client.encode(PROBES)
         assert together.model_version == checkpoint.version
         assert np.einsum("nd,nd->n", together.vectors, expected).min() >= 0.99999
