@@ -10,12 +10,11 @@ import pytest
 from aeenc import EncoderClient, errors
 from services.encoder.batching import breaker
 from services.encoder.batching.batcher import WORKER_DIED
-from services.encoder.rollout.loading import LoadOptions, load_model
 from services.encoder.rollout.versions import Versions
 from services.encoder.runtime.model import Model
 from services.encoder.runtime.runners import PaddedRunner
-from services.onnx_devices import CPU, Placement
 from services.store.registry import LabelRow
+from support.models.base_model_vectors import served
 from support.models.tiny_checkpoints import TINY_SPACE, register, tiny_tokenizer, write_tiny_checkpoint
 from support.waiting import eventually, until
 
@@ -122,11 +121,6 @@ async def test_a_good_version_in_place_of_the_failing_one_brings_readiness_back(
         await eventually(answers)
 
 
-def loaded(checkpoint):
-    options = LoadOptions(2**30, Placement([CPU]))
-    return load_model(checkpoint.artifact, options, space_id=TINY_SPACE)
-
-
 class SlowBatcher:
     """Holds a probe until `end`, and then fails it."""
 
@@ -140,7 +134,7 @@ class SlowBatcher:
 
 
 async def test_a_probe_that_ends_after_its_model_was_dropped_marks_nothing(tiny_checkpoint) -> None:
-    versions, batcher, model = Versions(), SlowBatcher(), loaded(tiny_checkpoint)
+    versions, batcher, model = Versions(), SlowBatcher(), served(tiny_checkpoint.artifact)
     watching = breaker.Breaker(versions, batcher, lambda: None)
     versions.keep(model)
     versions.serve(labelled("canary", model))
@@ -158,7 +152,7 @@ def labelled(name: str, model: Model) -> LabelRow:
 
 
 def test_what_failed_is_forgotten_when_its_version_is_loaded_anew(tiny_checkpoint) -> None:
-    versions, model, again = Versions(), loaded(tiny_checkpoint), loaded(tiny_checkpoint)
+    versions, model, again = Versions(), served(tiny_checkpoint.artifact), served(tiny_checkpoint.artifact)
     versions.keep(model)
     versions.serve(labelled("canary", model))
     model.failing["float32"] = "the device is lost"

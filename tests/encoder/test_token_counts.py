@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit.test_credentials import credential, write
 
 from aeenc import Channel, EncoderClient, errors
 from services.encoder.batching.queues import Call
 from services.encoder.runtime.model import Tokenization
 from services.encoder.runtime.runners import PaddedRunner
-from services.kit.credentials.credential_file import Credential, HashedToken, hash_of, render
 from support.waiting import until
 
 LETTERS = "z" * 60  # sixty tokens of the tiny tokenizer, and two special ones; by its characters, seventeen
@@ -82,9 +82,7 @@ async def test_a_call_larger_than_a_lane_is_computed_in_parts_that_fit(serve, st
 
 
 async def test_a_call_whose_caller_gives_up_is_charged_all_the_same(serve, stable, watched, tmp_path) -> None:
-    lab = Credential(name="lab", role="read", hashes=[HashedToken(sha256=hash_of("lab"))], tokens_per_s=10.0)
-    (tmp_path / "tokens.toml").write_text(render(lab))
-    async with serve(tokens_file=tmp_path / "tokens.toml") as (server, _):
+    async with serve(tokens_file=write(tmp_path / "tokens.toml", credential(tokens_per_s=10.0))) as (server, _):
         client = EncoderClient(Channel(f"127.0.0.1:{server.port}", token="lab"))
         await client.encode(["sun"])
         watched.go.clear()

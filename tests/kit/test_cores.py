@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,55 +30,42 @@ def v2(limit: str, group: str = "/") -> dict[str, str]:
     return {CGROUP: f"0::{group}\n", f"{ROOT}/cpu.max": f"{limit} 100000\n"}
 
 
+def memory(place: str, limit: int, group: str = "5:memory:/docker/a\n") -> dict[str, str]:
+    return {CGROUP: group, f"{ROOT}/{place}": f"{limit}\n"}
+
+
 CASES = {
-    "version 2 in a container": (v2("200000"), 2),
-    "version 2, the limit of a pod above": ({**v2("max", "/pod/a"), f"{ROOT}/pod/cpu.max": "200000 100000\n"}, 2),
-    "version 2, outside of what is mounted": (v2("200000", "/../b"), 2),
-    "version 2, two and a half": (v2("250000"), 2),
-    "version 2, half a core": (v2("50000"), 1),
-    "version 2 without a limit": (v2("max"), 64),
-    "version 1": (v1(100_000, "/docker/a"), 2),
-    "version 1 in a container": (v1(100_000), 2),
-    "version 1 without a limit": (v1(-1), 64),
-    "no cgroups": ({}, 64),
+    "version 2 in a container": (usable_cores, v2("200000"), 2),
+    "version 2, a pod above": (usable_cores, {**v2("max", "/pod/a"), f"{ROOT}/pod/cpu.max": "200000 100000\n"}, 2),
+    "version 2, outside of what is mounted": (usable_cores, v2("200000", "/../b"), 2),
+    "version 2, two and a half": (usable_cores, v2("250000"), 2),
+    "version 2, half a core": (usable_cores, v2("50000"), 1),
+    "version 2 without a limit": (usable_cores, v2("max"), 64),
+    "version 1": (usable_cores, v1(100_000, "/docker/a"), 2),
+    "version 1 in a container": (usable_cores, v1(100_000), 2),
+    "version 1 without a limit": (usable_cores, v1(-1), 64),
+    "no cgroups": (usable_cores, {}, 64),
+    "memory": (usable_memory_bytes, memory("memory.max", 2**20, "0::/\n"), 2**20),
+    "memory, version 1": (usable_memory_bytes, memory("memory/docker/a/memory.limit_in_bytes", 2**20), 2**20),
+    "memory, version 1 in a container": (usable_memory_bytes, memory("memory/memory.limit_in_bytes", 2**20), 2**20),
+    "memory without a limit": (usable_memory_bytes, memory("memory/memory.limit_in_bytes", 2**63 - 4096), PAGES),
+    "memory without cgroups": (usable_memory_bytes, {}, PAGES),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_quota_of_a_cgroup_bounds_the_cores(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    files, expected = CASES[case]
+@pytest.mark.parametrize(("measure", "files", "expected"), CASES.values(), ids=CASES)
+def test_the_limits_of_a_cgroup_bound_cores_and_memory(
+    measure: Callable[[Path], int],
+    files: dict[str, str],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    assert usable_cores(tmp_path) == expected
-
-
-MEMORY = {
-    "version 2": ({CGROUP: "0::/\n", f"{ROOT}/memory.max": "1048576\n"}, 2**20),
-    "version 1": (
-        {CGROUP: "5:memory:/docker/a\n", f"{ROOT}/memory/docker/a/memory.limit_in_bytes": "1048576\n"},
-        2**20,
-    ),
-    "version 1 in a container": (
-        {CGROUP: "5:memory:/docker/a\n", f"{ROOT}/memory/memory.limit_in_bytes": "1048576\n"},
-        2**20,
-    ),
-    "version 1 without a limit": (
-        {CGROUP: "5:memory:/\n", f"{ROOT}/memory/memory.limit_in_bytes": "9223372036854771712\n"},
-        PAGES,
-    ),
-    "no cgroups": ({}, PAGES),
-}
-
-
-@pytest.mark.parametrize("case", MEMORY)
-def test_the_limit_of_a_cgroup_bounds_the_memory(case: str, tmp_path: Path):
-    files, expected = MEMORY[case]
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert usable_memory_bytes(tmp_path) == expected
+    assert measure(tmp_path) == expected
 
 
 def test_the_affinity_of_the_process_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

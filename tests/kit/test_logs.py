@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from services.kit.logs import LOGS_KEPT, set_aside
-from services.kit.settings import ServiceSettings
 
 MOST_BYTES = 4096
 PROCESS = """
@@ -92,11 +91,6 @@ def test_a_log_file_that_cannot_be_written_stops_the_start_by_name(tmp_path: Pat
     assert ended.returncode == 1
     told = r"^the service stopped: log_file .*x\.log cannot be written \(No such file or directory\); name another"
     assert re.search(told, ended.stderr)
-
-
-def test_a_size_below_a_page_is_refused():
-    with pytest.raises(ValueError, match="greater than or equal to 4096"):
-        ServiceSettings(log_file_bytes=100)
 
 
 FULL = """

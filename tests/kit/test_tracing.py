@@ -75,12 +75,8 @@ async def fleet(receiver: TraceReceiver, light_fleet: LightFleet, registry: Regi
     """All four services, recorded, with a cross-encoder."""
     made = write_tiny_cross_encoder_checkpoint(light_fleet.store)
     await register(registry, made, label="stable")
-
-    async def loaded() -> bool:
-        info = await light_fleet.client.encoder.info()
-        return made.version in {one.version for one in info.versions}
-
-    await eventually(loaded)
+    info = light_fleet.client.encoder.info
+    await eventually(info, is_so=lambda told: made.version in {one.version for one in told.versions})
     return light_fleet
 
 

@@ -149,17 +149,6 @@ async def test_labels_of_runs_are_counted_together_and_forgotten_when_they_are_g
         await until(lambda: not following._history._failures)
 
 
-async def test_the_first_start_shows_what_stable_serves_in_metric_and_history(serve, tuned, registry) -> None:
-    async with serve() as (server, client):
-        row = await registry.label(TINY_SPACE, "stable")
-        revision = server.metrics.get_sample_value(
-            "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[0].version}
-        )
-        assert revision == row.revision
-        swaps = [(*swap.label.versions, swap.ok) for swap in (await client.info()).swaps if swap.label.name == "stable"]
-        assert swaps == [(tuned[0].version, True)]
-
-
 async def test_an_emptied_registry_takes_nothing_away_and_a_refilled_one_is_followed(
     serve, tuned, registry, tiny_checkpoint
 ) -> None:
@@ -246,7 +235,14 @@ async def test_a_new_default_space_waits_until_it_can_be_served_and_disturbs_not
 
 
 async def test_a_dropped_model_is_really_gone_and_the_metric_names_what_serves(serve, tuned, registry) -> None:
+    def revision_of(version: str) -> float | None:
+        labels = {"space": TINY_SPACE, "label": "stable", "version": version}
+        return server.metrics.get_sample_value("aeenc_encoder_serving_revision", labels)
+
     async with serve(poll_s=30, workers=1) as (server, client):
+        assert revision_of(tuned[0].version) == 1
+        swaps = [(*swap.label.versions, swap.ok) for swap in (await client.info()).swaps if swap.label.name == "stable"]
+        assert swaps == [(tuned[0].version, True)]
         assert (await rolled_out(registry, TINY_SPACE, "stable", tuned[1].version)).ok
         await client.encode(["sun"])
         found = [one for one in gc.get_objects() if isinstance(one, Model) and one.version == tuned[1].version]
@@ -263,10 +259,7 @@ async def test_a_dropped_model_is_really_gone_and_the_metric_names_what_serves(s
         await until(both_gone)
         with pytest.raises(errors.VersionNotLoaded):
             await client.encode(["sun"], version=tuned[1].version)
-        serving = server.metrics.get_sample_value(
-            "aeenc_encoder_serving_revision", {"space": TINY_SPACE, "label": "stable", "version": tuned[0].version}
-        )
-        assert serving == rollout.revision
+        assert revision_of(tuned[0].version) == rollout.revision
 
 
 async def test_heartbeats_go_on_whatever_one_of_them_meets(serve, tuned, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,34 +73,30 @@ def test_packed_texts_have_the_vectors_of_padded_ones(
 
 
 @pytest.mark.parametrize(
-    ("change", "device", "packs"),
+    ("change", "device", "patched", "packs"),
     [
-        ({}, "cuda:1", True),
-        ({}, "cpu", False),
-        ({"model_type": "mpnet"}, "cuda", False),  # adds a bias by position
-        ({"num_attention_heads": 32}, "cuda", False),  # heads of 12
-        ({"hidden_size": 4096}, "cuda", False),  # of 341
+        ({}, "cuda:1", (), True),
+        ({}, "cpu", (), False),
+        ({"model_type": "mpnet"}, "cuda", (), False),  # adds a bias by position
+        ({"num_attention_heads": 32}, "cuda", (), False),  # heads of 12
+        ({"hidden_size": 4096}, "cuda", (), False),  # of 341
+        ({}, "cuda", (torch.cuda, "get_device_capability", lambda _: (7, 5)), False),
+        ({}, "cuda", (torch.backends.cuda, "is_flash_attention_available", lambda: False), False),
+        ({}, "cuda", (torch.version, "hip", "7.1"), False),
     ],
 )
 def test_what_flash_attention_cannot_compute_is_padded(
-    ampere: None, packed_session: Any, change: dict, device: str, packs: bool
+    ampere: None,
+    packed_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict,
+    device: str,
+    patched: tuple[Any, ...],
+    packs: bool,
 ) -> None:
+    if patched:
+        monkeypatch.setattr(*patched)
     assert packed_session.can_pack(SimpleNamespace(**{**BERT, **change}), device) is packs
-
-
-@pytest.mark.parametrize(
-    ("of", "name", "value"),
-    [
-        (torch.cuda, "get_device_capability", lambda _: (7, 5)),
-        (torch.backends.cuda, "is_flash_attention_available", lambda: False),
-        (torch.version, "hip", "7.1"),
-    ],
-)
-def test_texts_are_padded_without_flash_attention(
-    ampere: None, packed_session: Any, monkeypatch: pytest.MonkeyPatch, of: Any, name: str, value: Any
-) -> None:
-    monkeypatch.setattr(of, name, value)
-    assert not packed_session.can_pack(SimpleNamespace(**BERT), "cuda")
 
 
 def test_a_linear_layer_after_the_pooling_computes_in_single_precision(

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from aeenc import errors
-from services.encoder.rollout.loading import LoadOptions, load_model
-from services.onnx_devices import CPU, Placement
 from services.store.artifacts import Artifact, ArtifactStore
 from services.store.registry import Registry
+from support.models.base_model_vectors import served
 from support.models.tiny_checkpoints import PROBES, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
 from support.worlds.trainer_world import Space, space
 
@@ -62,11 +61,6 @@ async def test_torch_has_no_int8_and_says_so(serve, registry: Registry, checkpoi
         assert (await client.encode(["sun"])).precision == "float32"
 
 
-def load_in_torch(checkpoint: TinyCheckpoint) -> Any:
-    options = LoadOptions(2**30, Placement([CPU]), torch_device="cpu")
-    return load_model(checkpoint.artifact, options, space_id=checkpoint.space_id)
-
-
 def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Artifact) -> None:
     from safetensors.numpy import load_file, save
 
@@ -74,7 +68,7 @@ def test_other_weights_than_those_of_the_probes_are_refused(copied, exported: Ar
     weights = {name: np.roll(tensor, 1, axis=0) for name, tensor in known.items()}
     checkpoint = copied(exported, replace({"model.safetensors": save(weights, {"format": "pt"})}))
     with pytest.raises(errors.FailedPrecondition, match="gives other values for its probes"):
-        load_in_torch(checkpoint)
+        served(checkpoint.artifact, torch_device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -100,12 +94,12 @@ def test_files_that_are_no_model_are_refused(
     copied, exported: Artifact, name: str, content: bytes, error: type, message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        load_in_torch(copied(exported, replace({name: content})))
+        served(copied(exported, replace({name: content})).artifact, torch_device="cpu")
 
 
 def test_a_checkpoint_without_safetensors_needs_onnxruntime(artifact_store: ArtifactStore) -> None:
     with pytest.raises(errors.FailedPrecondition, match=r"it has no model.safetensors"):
-        load_in_torch(write_tiny_checkpoint(artifact_store, seed=0))
+        served(write_tiny_checkpoint(artifact_store, seed=0).artifact, torch_device="cpu")
 
 
 def test_an_encoder_on_onnxruntime_never_loads_torch(artifact_store: ArtifactStore, tiny_checkpoint) -> None:

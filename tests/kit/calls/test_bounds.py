@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,17 +44,36 @@ async def connected(server: GrpcServer, token: str | None = None) -> AsyncIterat
     await channel.close()
 
 
-async def endless() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
-    """A stream of one batch that then stays open."""
-    yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=["a"]), batch_seq=1)
-    await asyncio.Event().wait()
+def stream_of(channel: Channel, count: int, text: str = "x" * 100_000, *, stays: bool = False) -> Any:
+    """A stream of so many batches, which then ends or stays open."""
+
+    async def requests() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
+        for _ in range(count):
+            yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=["a", text]))
+        if stays:
+            await asyncio.Event().wait()
+
+    return channel.stream(encoder_pb2_grpc.EncoderServiceStub(channel.grpc).EncodeStream, requests())
 
 
 async def opened(channel: Channel) -> Any:
     """A stream that has answered and stays open."""
-    stream = channel.stream(encoder_pb2_grpc.EncoderServiceStub(channel.grpc).EncodeStream, endless())
+    stream = stream_of(channel, 1, "b", stays=True)
     await anext(stream)
     return stream
+
+
+async def answers_of(stream: Any) -> int:
+    return len([answer async for answer in stream])
+
+
+async def is_let_in(call: Awaitable[Any]) -> bool:
+    """Whether a call is answered instead of refused."""
+    try:
+        await call
+    except (errors.Overloaded, grpc.aio.AioRpcError):
+        return False
+    return True
 
 
 async def test_health_watches_beyond_a_quarter_of_the_streams_are_refused_until_others_end() -> None:
@@ -71,14 +90,7 @@ async def test_health_watches_beyond_a_quarter_of_the_streams_are_refused_until_
         stream = await opened(channel)  # there is room for others
         assert len((await EncoderClient(channel).encode(["a"])).vectors) == 1
         watches[0].cancel()
-
-        async def watches_again() -> bool:
-            try:
-                return bool(await watch(WATCH).read())
-            except grpc.aio.AioRpcError:
-                return False
-
-        await eventually(watches_again)
+        await eventually(lambda: is_let_in(watch(WATCH).read()))
         await stream.aclose()
 
 
@@ -100,15 +112,7 @@ async def test_one_caller_has_a_quarter_of_the_streams_and_those_of_others_have_
             await opened(bob)
         for stream in (*mine, *theirs):
             await stream.aclose()
-
-        async def opens_again() -> bool:
-            try:
-                await (await opened(ann)).aclose()
-            except errors.Overloaded:
-                return False
-            return True
-
-        await eventually(opens_again)
+        await eventually(lambda: is_let_in(opened(ann)))
 
 
 async def test_requests_beyond_the_bytes_in_work_are_refused_with_a_time_to_wait_and_come_in_later() -> None:
@@ -121,7 +125,7 @@ async def test_requests_beyond_the_bytes_in_work_are_refused_with_a_time_to_wait
         assert raised.value.retry_after_s
         assert (await client.encode(["a"])).model_version == "v1", "small ones have room"
         waiting[0].cancel()  # whatever a call ends by, its bytes are free again
-        await eventually(lambda: fits(client))
+        await eventually(lambda: is_let_in(client.encode(["a", "x" * 100_000])))
         servicer.release.set()
         await waiting[1]
         for text in ("overloaded", "bug"):
@@ -132,30 +136,13 @@ async def test_requests_beyond_the_bytes_in_work_are_refused_with_a_time_to_wait
         assert (await client.encode(["a", "x" * 1_000_000])).model_version == "v1", "alone, any is taken"
 
 
-async def fits(client: EncoderClient) -> bool:
-    try:
-        await client.encode(["a", "x" * 100_000])
-    except errors.Overloaded:
-        return False
-    return True
-
-
 async def test_a_stream_waits_for_room_and_lets_go_of_each_message() -> None:
     async with serving(max_request_bytes=300_000) as (server, servicer), connected(server) as channel:
         client = EncoderClient(channel)
-
-        async def large() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
-            for _ in range(20):
-                yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=["a", "x" * 100_000]))
-
-        async def count() -> int:
-            method = encoder_pb2_grpc.EncoderServiceStub(channel.grpc).EncodeStream
-            return len([answer async for answer in channel.stream(method, large())])
-
-        assert await count() == 20
+        assert await answers_of(stream_of(channel, 20)) == 20
         waiting = [asyncio.ensure_future(client.encode(["wait", "x" * 110_000])) for _ in range(2)]
         await until(lambda: servicer.waiting == 2)
-        counting = asyncio.ensure_future(count())
+        counting = asyncio.ensure_future(answers_of(stream_of(channel, 20)))
         await asyncio.sleep(0.2)
         assert not counting.done()
         servicer.release.set()
@@ -175,26 +162,18 @@ async def test_streams_that_are_read_whole_hold_all_their_bytes_and_keep_out_nob
             yield encoder_pb2.EncodeStreamResponse()
         await let_go.wait()
 
-    async def call(channel: Channel, messages: int) -> int:
-        async def sent() -> AsyncIterator[encoder_pb2.EncodeStreamRequest]:
-            for _ in range(messages):
-                yield encoder_pb2.EncodeStreamRequest(batch=encoder_pb2.EncodeRequest(texts=["a", "x" * 100_000]))
-
-        stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
-        return len([answer async for answer in channel.stream(stub.EncodeStream, sent())])
-
     monkeypatch.setattr(Servicer, "EncodeStream", read_whole)
     async with serving(max_request_bytes=1_000_000) as (server, _), connected(server) as channel:
-        first = asyncio.ensure_future(call(channel, 4))
+        first = asyncio.ensure_future(answers_of(stream_of(channel, 4)))
         await until(lambda: held == 4)
         with pytest.raises(errors.Overloaded, match=r"of at most 500,000 \(half of MAX_REQUEST_BYTES\), .*come back"):
-            await call(channel, 2)
+            await answers_of(stream_of(channel, 2))
         large = EncoderClient(channel).encode(["a", "x" * 900_000])
         assert (await large).model_version == "v1", "what is no such stream has its own room"
-        second = asyncio.ensure_future(call(channel, 0))
+        second = asyncio.ensure_future(answers_of(stream_of(channel, 0)))
         let_go.set()
         assert await asyncio.gather(first, second) == [4, 0]
-        assert await call(channel, 20) == 20, "alone, any is taken, and what has ended holds nothing"
+        assert await answers_of(stream_of(channel, 20)) == 20, "alone, any is taken, and what has ended holds nothing"
 
 
 async def test_a_health_check_is_short() -> None:
@@ -210,11 +189,8 @@ async def test_connections_beyond_the_limit_are_closed_and_those_that_are_open_g
     async with serving(max_connections=2) as (server, _):
         channels = [grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", OWN) for _ in range(3)]
 
-        async def answers(channel: grpc.aio.Channel) -> bool:
-            try:
-                return bool(await health_pb2_grpc.HealthStub(channel).Check(WATCH, timeout=2))
-            except grpc.aio.AioRpcError:
-                return False
+        def answers(channel: grpc.aio.Channel) -> Awaitable[bool]:
+            return is_let_in(health_pb2_grpc.HealthStub(channel).Check(WATCH, timeout=2))
 
         assert [await answers(channel) for channel in channels] == [True, True, False]
         assert await answers(channels[0])

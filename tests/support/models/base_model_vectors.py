@@ -59,9 +59,9 @@ def exported(tmp_path: Path, directory: Path, **options: Any) -> Any:
     return artifact, served(artifact)
 
 
-def served(artifact: Artifact) -> Any:
+def served(artifact: Artifact, **options: Any) -> Any:
     """What the encoder makes of a checkpoint."""
-    load = LoadOptions(2**30, Placement([CPU]))
+    load = LoadOptions(2**30, Placement([CPU]), **options)
     return load_model(artifact, load, space_id=artifact.meta["space_id"])
 
 

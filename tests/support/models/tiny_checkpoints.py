@@ -205,7 +205,6 @@ def write_tiny_checkpoint(
     base_version: str = "",
     space_id: str = TINY_SPACE,
     poison: bool = False,
-    probes: Sequence[str] = PROBES,
     int8: dict[str, Any] | None = None,
 ) -> TinyCheckpoint:
     """Commits a checkpoint of the tiny model; another seed gives another query encoder of the same space.
@@ -227,7 +226,7 @@ def write_tiny_checkpoint(
     models = {"": tiny_model(size, seed, poison)}
     if int8 is not None:
         models[".int8"], meta["int8"] = tiny_model(size, seed + 1000), int8
-    return _commit(store, models, "texts", probes, meta, "q")
+    return _commit(store, models, "texts", PROBES, meta, "q")
 
 
 async def register(registry: Registry, checkpoint: TinyCheckpoint | Artifact, *, label: str | None = None) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -23,6 +21,7 @@ from services.trainer.jobs.job import Job, JobConfig, JobStore
 from services.trainer.jobs.pair_sources import DataSets
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.registry.child import Child
+from support.waiting import eventually
 
 
 class StandInServices:
@@ -96,11 +95,8 @@ class Bench:
         return self.jobs_dir / self.job.id
 
     async def until(self, state: str) -> Job:
-        deadline = time.monotonic() + 30  # the start of a process may take seconds
-        while (job := await self.store.get(self.job.id)).state != state:
-            assert time.monotonic() < deadline, f"the job is {job.state}, not {state}"
-            await asyncio.sleep(0.02)
-        return job
+        await eventually(lambda: self.store.state(self.job.id), 30, is_so=state.__eq__)  # a process may start slowly
+        return await self.store.get(self.job.id)
 
 
 @pytest.fixture

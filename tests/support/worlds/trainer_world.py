@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aeenc
-from aeenc import Channel, EncoderClient, SamplerClient, TrainerClient
+from aeenc import Channel, EncoderClient, IndexClient, SamplerClient, TrainerClient
 from aeenc.v1 import oracle_pb2_grpc, types_pb2
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import (
@@ -39,9 +39,12 @@ from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.training_set import JudgedPair, Sign
 from services.trainer.models.base_model import FILES
+from services.trainer.models.batches import Batches
+from services.trainer.models.space import SpaceSpec
 from services.trainer.settings import TrainerSettings
 from services.trainer.train import loop as training
-from services.trainer.train.encoder import prepare_torch
+from services.trainer.train.encoder import encode, load_encoder, prepare_torch
+from services.trainer.train.export.checkpoint import export_pretrained
 from services.trainer.train.job import load_task, run_job
 from services.trainer.train.ranks import Rank
 from support.made_once import made_once
@@ -92,10 +95,6 @@ class Space:
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Vectors of texts by the pre-trained encoder."""
-        from services.trainer.models.batches import Batches
-        from services.trainer.models.space import SpaceSpec
-        from services.trainer.train.encoder import encode, load_encoder
-
         artifact = self.store.open("checkpoints", self.version)
         spec = SpaceSpec.of_meta(artifact.meta)
         batches = Batches.of(artifact.path, spec, 0)
@@ -136,9 +135,7 @@ def make_space(root: Path, dropout: float = 0.1) -> Space:
 
 def export_space(root: Path, base: Path, pooling: str = "") -> Space:
     """Exports a base model's directory into a store of its own."""
-    from services.trainer.train.export.checkpoint import export_pretrained
-
-    version = export_pretrained(ArtifactStore(root / "artifacts"), _request(root, base, pooling))
+    version = export_pretrained(ArtifactStore(root / "artifacts"), _request(root / "artifacts", base, pooling))
     return space_in(root, base, version, pooling)
 
 
@@ -146,12 +143,12 @@ def space_in(root: Path, base: Path, version: str, pooling: str = "") -> Space:
     """The space that was exported into a folder."""
     store = ArtifactStore(root / "artifacts")
     space_id = store.open("checkpoints", version).meta["space_id"]
-    return Space(store, base, _request(root, base, pooling), version, space_id)
+    return Space(store, base, _request(store.root, base, pooling), version, space_id)
 
 
-def _request(root: Path, base: Path, pooling: str) -> dict[str, Any]:
+def _request(artifacts: Path, base: Path, pooling: str = "") -> dict[str, Any]:
     options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": pooling}
-    return {"artifacts_dir": str(root / "artifacts"), "directory": str(base), "base_model": str(base), **options}
+    return {"artifacts_dir": str(artifacts), "directory": str(base), "base_model": str(base), **options}
 
 
 @pytest.fixture
@@ -228,9 +225,7 @@ def untouched_space(checkpoint: TinyCheckpoint, store: ArtifactStore, base: Path
     base.mkdir()
     for name in FILES:
         (base / name).touch()
-    options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": ""}
-    request = {"artifacts_dir": str(store.root), "directory": str(base), "base_model": str(base), **options}
-    return Space(store, base, request, checkpoint.version, checkpoint.space_id)
+    return Space(store, base, _request(store.root, base), checkpoint.version, checkpoint.space_id)
 
 
 @asynccontextmanager
@@ -273,6 +268,7 @@ class TrainerWorld:
     trainer: TrainerClient
     sampler: SamplerClient
     encoder: EncoderClient
+    index: IndexClient
     space: Space
     corpus: str
     run_id: str
@@ -347,7 +343,7 @@ async def world(
             for pair in PAIRS
         ]
         run_id = (await client.sampler.import_pairs(corpus, pairs)).run_id
-        yield TrainerWorld(client.trainer, client.sampler, client.encoder, space, corpus, run_id)
+        yield TrainerWorld(client.trainer, client.sampler, client.encoder, client.index, space, corpus, run_id)
 
 
 def result_of(files: JobFiles) -> dict[str, Any]:

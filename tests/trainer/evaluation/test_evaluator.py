@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aeenc import Fusion, IndexClient, Retrieval, TrainerClient, errors, values
+from aeenc import Fusion, IndexClient, Retrieval, TrainerClient, errors
 from aeenc.evaluation import Gain, average_precision, graded_ndcg, metrics_of, oracle_ndcg, recall_by_grade
 from aeenc.trees import Accessible, Step, Tree
 from aeenc.v1 import types_pb2
-from services.trainer.jobs.files import JobFiles
-from support.waiting import until
 from support.worlds.trainer_world import FACTS, QUERIES, Space, serve_fleet
 
 # A query is a premise, too: the first one explains the others.
@@ -40,8 +38,10 @@ class World:
     space: Space
     corpus: str
 
-    async def evaluate(self, queries: Any = GOLD, **options: Any) -> types_pb2.EvaluationReport:
-        return await self.trainer.evaluate(self.corpus, queries, **options)
+    async def evaluate(
+        self, queries: Any = GOLD, *, corpus: str | None = None, **options: Any
+    ) -> types_pb2.EvaluationReport:
+        return await self.trainer.evaluate(self.corpus if corpus is None else corpus, queries, **options)
 
 
 @pytest.fixture
@@ -213,34 +213,6 @@ async def test_more_than_one_evaluation_ranks_is_refused_while_it_comes(world: W
             await world.evaluate(**options)
 
 
-@pytest.mark.usefixtures("forks")
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves(world: World, rated: Path):
-    validation = GOLD[3:7]  # the data set has the first three queries
-    job = await world.trainer.start_job(
-        corpus=world.corpus,
-        data_sets=["rated"],
-        validation=validation,
-        mode="cross_encoder",
-        targets="grades",
-        candidates="iterative_lexical",
-        negatives="random",
-        epochs=1,
-    )
-    given = (job.config.targets.name, job.config.candidates.name, job.config.negatives.name)
-    assert given == ("GRADES", "ITERATIVE_LEXICAL", "RANDOM")
-    directory = rated.parent / "trainer" / "jobs" / job.id
-    await until((directory / "inputs.json").is_file, 60)
-    candidates = JobFiles(directory).candidates()
-    ended = await world.trainer.wait(job.id)
-    assert (ended.state, ended.error) == (values.WorkState.SUCCEEDED, "")
-    assert set(candidates) == {*QUERIES[:3], *(text for text, _ in validation)}
-    for text, ids in candidates.items():
-        found = await world.index.retrieve(world.corpus, [text], k=200, mode="iterative_lexical")
-        assert ids == [hit.id for hit in found[0]]
-
-
 async def test_dense_retrieval_and_the_encoders_cosines_agree(world: World):
     by_index, by_vectors = await world.evaluate(retrieval=Retrieval()), await world.evaluate()
     for protocol in ("strict", "paper"):
@@ -310,7 +282,7 @@ async def test_training_queries_and_trees_add_their_parts_of_the_report(world: W
     assert (report.gold_tree.trees, report.gold_tree.leaves) == (1, 3)
 
 
-async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: World):
+async def test_wrong_evaluations_are_refused_with_a_remedy(world: World):
     tree = Tree("t", "h", {"sent1": "no such fact"}, (Step(("sent1",), "hypothesis", "h"),))
     alone = [(QUERIES[0], (FACTS[0],))]
     twice = [types_pb2.GoldQuery(text=QUERIES[1], premises=[FACTS[1]], before_id=one) for one in ("p 5", "p 6")]
@@ -321,6 +293,12 @@ async def test_wrong_evaluations_of_retrieval_are_refused_with_a_remedy(world: W
         (Accessible("p 999"), errors.NotFound, "'p 999', by which query"),
     ]
     wrong: list[tuple[Any, dict[str, Any], type[errors.AeencError], str]] = [
+        ([], {}, errors.InvalidArgument, "at least one gold query"),
+        (GOLD, {"corpus": "unknown"}, errors.NotFound, "build it"),
+        (GOLD, {"corpus": ""}, errors.InvalidArgument, "name a corpus"),
+        (GOLD, {"version": "qnothing"}, errors.VersionNotLoaded, "qnothing"),
+        (GOLD, {"generation": "gnothing"}, errors.NotFound, "gnothing"),
+        ([("q", ("no such",))], {}, errors.InvalidArgument, "no such"),
         (GOLD, {"trees": [tree]}, errors.InvalidArgument, "no such fact"),
         (GOLD, {"trees": [tree], "retrieval": Retrieval(), "conditioned": True}, errors.InvalidArgument, "conditioned"),
         (alone, {"retrieval": Retrieval(), "conditioned": True}, errors.InvalidArgument, "two gold premises"),

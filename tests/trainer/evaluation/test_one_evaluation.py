@@ -60,18 +60,24 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return slow
 
 
-async def test_the_next_evaluation_waits_for_the_thread_of_one_whose_caller_has_gone(slow: Slow):
+async def test_the_next_evaluation_is_read_once_the_thread_of_one_whose_caller_has_gone_has_ended(slow: Slow):
+    begun: list[bool] = []
+
+    async def read_later() -> EvaluationSpec:
+        begun.append(slow.let_go.is_set())
+        return await read()
+
     one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
     first = asyncio.create_task(one.evaluate(read))
     await until(lambda: slow.begun == 1)
     first.cancel()
-    second = asyncio.create_task(one.evaluate(read))
+    second = asyncio.create_task(one.evaluate(read_later))
     await asyncio.sleep(0.5)  # enough to begin, were it allowed to
-    assert (slow.begun, first.done()) == (1, False)
+    assert (slow.begun, begun, first.done()) == (1, [], False)
     first.cancel()  # a second time, as at the end of a server
     slow.let_go.set()
     assert (await second).report.strict.map == 1.0
-    assert (first.cancelled(), slow.most, slow.begun) == (True, 1, 2)
+    assert (first.cancelled(), slow.most, slow.begun, begun) == (True, 1, 2, [True])
 
 
 async def test_a_wrong_query_has_its_place_among_all_whatever_a_call_may_have_at_once():
@@ -99,24 +105,6 @@ async def test_evaluations_beyond_those_that_may_wait_are_refused_until_one_has_
     slow.let_go.set()
     await asyncio.gather(first, *waiting[1:])
     assert slow.begun == 3
-
-
-async def test_the_queries_of_an_evaluation_that_waits_are_not_read_before_its_turn(slow: Slow):
-    one = Evaluator(None, Encoder(), None, Limits(1 << 20, 100, 100))  # type: ignore[arg-type]
-    first = asyncio.create_task(one.evaluate(read))
-    await until(lambda: slow.begun == 1)
-    begun = []
-
-    async def read_later() -> EvaluationSpec:
-        begun.append(first.done())
-        return await read()
-
-    second = asyncio.create_task(one.evaluate(read_later))
-    await asyncio.sleep(0.5)  # enough to read, were it allowed to
-    assert begun == []
-    slow.let_go.set()
-    await asyncio.gather(first, second)
-    assert begun == [True]
 
 
 async def test_queries_that_do_not_come_end_their_turn(slow: Slow, monkeypatch: pytest.MonkeyPatch):

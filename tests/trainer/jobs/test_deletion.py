@@ -112,15 +112,6 @@ async def deleted(trainer: Trainer, job_id: str) -> bool:
     return False
 
 
-async def test_a_live_job_is_not_deleted(world: TandemWorld, second: Any):
-    async with second() as trainer:
-        job = pending(world)
-        await trainer.jobs.create(job, [])
-        with pytest.raises(errors.FailedPrecondition, match=f"job {job.id} is (PENDING|RUNNING); cancel it first"):
-            await trainer.client.delete(job.id)
-        assert (await trainer.client.get_job(job.id)).id == job.id
-
-
 async def test_a_checkpoint_that_anybody_needs_is_not_deleted_and_the_refusal_names_who(
     world: TandemWorld, pairs: list[TandemCheckpoints], second: Any
 ):

@@ -17,7 +17,6 @@ import aeenc
 from aeenc import errors
 from aeenc.v1 import types_pb2
 from services.corpus.active import read_active
-from services.corpus.generation import PremiseRecord
 from services.corpus.holds import GenerationHolds
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
@@ -73,20 +72,11 @@ async def held(
         yield made
 
 
-async def test_nobody_deletes_the_generation_of_a_live_job_unless_by_its_name(held: HeldWorld, space: Space):
+@pytest.mark.parametrize("end", ["success", "cancel"])
+async def test_a_live_job_holds_its_generation_to_its_end_and_again_when_it_is_resumed(held: HeldWorld, end: str):
     async with held.trainer() as trainer:
         job = await held.start(trainer)
         await held.until_held_by(f"job-{job.id}")
-        space.build(held.corpus, [PremiseRecord("f0", FACTS[0])])
-        with pytest.raises(errors.FailedPrecondition, match=f"is held by job-{job.id}; .*cancel"):
-            await held.index.delete(held.corpus, held.generation)
-        await held.index.delete(held.corpus, held.generation, despite=[f"job-{job.id}"])
-
-
-@pytest.mark.parametrize("end", ["success", "cancel"])
-async def test_the_hold_ends_with_the_job_and_comes_back_when_it_is_resumed(held: HeldWorld, end: str):
-    async with held.trainer() as trainer:
-        job = await held.start(trainer)
         if end == "cancel":
             await trainer.cancel(job.id)
             await held.until_held_by()

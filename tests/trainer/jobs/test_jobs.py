@@ -195,20 +195,6 @@ async def test_wrong_jobs_are_refused_with_a_remedy(world: TrainerWorld):
             await world.trainer.get_job(job_id)
 
 
-async def test_wrong_evaluations_are_refused_with_a_remedy(world: TrainerWorld):
-    wrong: list[tuple[str, Any, dict[str, Any], type[errors.AeencError], str]] = [
-        (world.corpus, [], {}, errors.InvalidArgument, "at least one gold query"),
-        ("unknown", [("q", [FACTS[0]])], {}, errors.NotFound, "build it"),
-        ("", [("q", [FACTS[0]])], {}, errors.InvalidArgument, "name a corpus"),
-        (world.corpus, [("q", ["no such fact"])], {}, errors.InvalidArgument, "no such fact"),
-        (world.corpus, [("q", [FACTS[0]])], {"version": "qnothing"}, errors.VersionNotLoaded, "qnothing"),
-        (world.corpus, [("q", [FACTS[0]])], {"generation": "gnothing"}, errors.NotFound, "gnothing"),
-    ]
-    for corpus, queries, options, kind, remedy in wrong:
-        with pytest.raises(kind, match=remedy):
-            await world.trainer.evaluate(corpus, queries, timeout_s=5, **options)
-
-
 async def test_a_run_over_hypotheses_of_another_split_is_not_learned_from():
     class OneRun:
         async def get_run(self, run_id: str) -> sampler_pb2.Run:

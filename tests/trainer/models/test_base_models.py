@@ -11,13 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from aeenc.errors import DataLoss, FailedPrecondition
 from services.store.files import sha256_of
 from services.trainer.__main__ import build
 from services.trainer.models.base_model import DEFAULT_NAME, find_base_model
-from services.trainer.models.space import space_id_of
+from services.trainer.models.batches import Batches, outputs_of
+from services.trainer.models.space import SpaceSpec, space_id_of
 from services.trainer.settings import TrainerSettings
+from services.trainer.train.encoder import encode, load_encoder
+from services.trainer.train.export import quantization
 from support.models.base_model_vectors import (
     TEXTS,
     by_transformers,
@@ -83,10 +87,6 @@ def test_weights_of_a_model_inside_another_are_found(tmp_path: Path, architectur
 
 
 def test_weights_that_lack_a_layer_are_refused_and_a_lacking_pooler_is_not_made_up(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    from services.trainer.train.encoder import load_encoder
-
     directory = write_sentence_model(tmp_path)
     path = directory / "model.safetensors"
     weights, expected = load_file(path), ours(directory)
@@ -164,9 +164,6 @@ def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["mpnet", "roberta", "data2vec-text"])
 def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
-    from services.trainer.models.batches import Batches
-    from services.trainer.train.encoder import encode, load_encoder
-
     directory = write_sentence_model(tmp_path, architecture)
     spec = spec_of(directory, max_tokens=500)
     assert spec.max_tokens == POSITIONS - 2
@@ -217,10 +214,8 @@ def test_the_default_models_space_stays_what_it_was() -> None:
 def test_fp16_is_exported_when_asked_for_and_near_fp32(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.trainer.models.batches import Batches, outputs_of
-    from services.trainer.models.space import SpaceSpec
-    from services.trainer.train.export import quantization
-
+    unasked = space.store.open("checkpoints", space.version)
+    assert ("model.fp16.onnx" in unasked.files, "fp16" in unasked.meta) == (False, False)
     artifact, _ = exported(tmp_path, space.base, fp16=True, max_tokens=64)
     path = artifact.file("model.fp16.onnx")
     assert artifact.files["model.fp16.onnx"].size_bytes < 0.7 * artifact.files["model.onnx"].size_bytes
@@ -246,15 +241,8 @@ def test_fp16_is_exported_when_asked_for_and_near_fp32(
     assert "the conversion failed" in quantization.add_fp16(copy, batches, [], np.zeros((0, 32), np.float32))["reason"]
 
 
-def test_fp16_is_not_exported_unless_asked_for(space: Space) -> None:
-    artifact = space.store.open("checkpoints", space.version)
-    assert "model.fp16.onnx" not in artifact.files
-    assert "fp16" not in artifact.meta
-
-
 @pytest.mark.slow
 def test_a_job_exports_fp16_when_the_trainer_is_set_to(space: Space, make_job: MakeJob) -> None:
-
     files = make_job(epochs=1, validation=[])
     files.write_plan(replace(files.plan(), means=replace(files.plan().means, fp16=True)))
     artifact = space.store.open("checkpoints", result_of(files)["version"])

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from aeenc.errors import DataLoss, FailedPrecondition
+from services.trainer.models.batches import Batches
 from services.trainer.models.space import space_id_of
+from services.trainer.train.encoder import load_encoder, tensors_of
 from support.models.base_model_vectors import (
     TEXTS,
     by_transformers,
@@ -35,7 +38,6 @@ from support.worlds.trainer_world import MakeJob, Space, export_space, result_of
 
 def by_hand(directory: Path, architecture: str, vector: Callable[[Any], Any]) -> Any:
     """TEXTS one by one through a class of transformers; `vector` takes a text's from what it answers."""
-    import torch
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -103,7 +105,6 @@ def test_a_model_of_the_table_is_exported_and_served_by_both_runtimes(published:
 
 @pytest.mark.slow
 def test_a_job_learns_from_a_model_of_the_table(space: Space, make_job: MakeJob) -> None:
-
     files = make_job(epochs=4, learning_rate=2e-4)
     artifact = space.store.open("checkpoints", result_of(files)["version"])
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
@@ -129,23 +130,18 @@ def test_a_projection_and_a_reader_of_dpr_are_refused(tmp_path: Path) -> None:
         ours(write_dpr(tmp_path / "reader", "Reader"))
 
 
-def test_an_operator_says_how_a_model_is_pooled_whose_directory_does_not(tmp_path: Path) -> None:
-    directory = write_simcse(tmp_path)
+def test_an_operator_says_how_a_model_is_pooled_whatever_its_directory_says(tmp_path: Path) -> None:
+    directory = write_simcse(tmp_path / "silent")
     assert least_cosine(ours(directory), by_transformers(directory, "mean")) >= 0.99999
     assert least_cosine(ours(directory, pooling="cls"), by_transformers(directory, "cls")) >= 0.99999
     spaces = {space_id_of(directory, spec_of(directory, pooling=pooling)) for pooling in ("", "mean", "cls", "max")}
     assert len(spaces) == 3
+    directory = write_sentence_model(tmp_path / "says", pooling={"pooling_mode": "max"})
+    assert [spec_of(directory, pooling=pooling).pooling for pooling in ("", "cls")] == ["max", "cls"]
 
 
-def test_the_operators_pooling_takes_the_place_of_the_directorys(tmp_path: Path) -> None:
-    directory = write_sentence_model(tmp_path, pooling={"pooling_mode": "max"})
-    assert spec_of(directory).pooling == "max"
-    assert spec_of(directory, pooling="cls").pooling == "cls"
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_linear_layer_of_sentence_t5_may_have_a_bias(tmp_path: Path, bias: bool) -> None:
-    directory = write_sentence_t5(tmp_path, bias)
+def test_the_linear_layer_of_sentence_t5_may_have_a_bias(tmp_path: Path) -> None:
+    directory = write_sentence_t5(tmp_path, bias=True)
     assert least_cosine(ours(directory), by_t5(directory)) >= 0.99999
 
 
@@ -176,43 +172,37 @@ def test_weights_of_an_encoder_with_its_decoder_are_found(tmp_path: Path) -> Non
         (FailedPrecondition, {"activation_function": "torch.nn.modules.activation.Tanh"}, "asks for activation Tanh"),
         (FailedPrecondition, {"out_features": None}, "has no out_features"),
         (DataLoss, {"out_features": 16}, "2_Dense/model.safetensors does not fit"),
-        (FailedPrecondition, None, "2_Dense has no model.safetensors; export it in safetensors format"),
+        (
+            DataLoss,
+            lambda layer: save_file({"other": np.zeros(1, np.float32)}, layer / "model.safetensors"),
+            "2_Dense/model.safetensors does not fit",
+        ),
+        (
+            FailedPrecondition,
+            lambda layer: (layer / "model.safetensors").rename(layer / "pytorch_model.bin"),
+            "2_Dense has no model.safetensors; export it in safetensors format",
+        ),
+        (
+            FailedPrecondition,
+            lambda layer: write_modules(layer.parent, ["Pooling", "Dense", "Dense"]),
+            "asks for Transformer, Pooling, Dense, Dense",
+        ),
     ],
 )
 def test_a_linear_layer_that_cannot_be_computed_is_refused(
-    tmp_path: Path, error: type[Exception], change: dict[str, Any] | None, message: str
+    tmp_path: Path, error: type[Exception], change: Any, message: str
 ) -> None:
     directory = write_sentence_t5(tmp_path)
     path = directory / "2_Dense" / "config.json"
-    if change is None:
-        (path.parent / "model.safetensors").rename(path.parent / "pytorch_model.bin")
+    if callable(change):
+        change(path.parent)
     else:
         path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
     with pytest.raises(error, match=message):
         ours(directory)
 
 
-def test_a_linear_layer_without_its_weight_is_refused(tmp_path: Path) -> None:
-    directory = write_sentence_t5(tmp_path)
-    path = directory / "2_Dense" / "model.safetensors"
-    save_file({"other": np.zeros(1, np.float32)}, path)
-    with pytest.raises(DataLoss, match=r"2_Dense/model\.safetensors does not fit"):
-        ours(directory)
-
-
-def test_two_linear_layers_are_refused(tmp_path: Path) -> None:
-    directory = write_sentence_t5(tmp_path)
-    write_modules(directory, ["Pooling", "Dense", "Dense"])
-    with pytest.raises(FailedPrecondition, match="asks for Transformer, Pooling, Dense, Dense"):
-        spec_of(directory)
-
-
 def test_a_layer_after_the_pooling_computes_in_float32_though_the_transformer_does_not(tmp_path: Path) -> None:
-    import torch
-
-    from services.trainer.models.batches import Batches
-    from services.trainer.train.encoder import load_encoder, tensors_of
-
     directory = write_sentence_t5(tmp_path)
     spec = spec_of(directory)
     inputs = tensors_of(Batches.of(directory, spec, 0).inputs(TEXTS))

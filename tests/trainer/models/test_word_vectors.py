@@ -16,15 +16,13 @@ from safetensors.torch import load_file, save_file
 from aeenc.errors import DataLoss, FailedPrecondition, InvalidArgument
 from services.bigru import BiGru, BiGruConfig
 from services.corpus.generation import PremiseRecord
-from services.encoder.rollout.loading import LoadOptions, load_model
-from services.onnx_devices import CPU, Placement
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobConfig
 from services.trainer.models.word_vectors import WordVectors, write_base_model
 from services.trainer.train.encoder import prepare_torch
 from services.trainer.train.job import run_job
 from services.transformer import PooledTransformer, load_transformer
-from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours
+from support.models.base_model_vectors import TEXTS, exported, least_cosine, ours, served
 from support.models.tiny_checkpoints import DIM, WORDS
 from support.worlds.trainer_world import FACTS, PAIRS, Space, export_space, result_of
 
@@ -125,8 +123,7 @@ def test_its_checkpoint_is_served_as_any_other_in_both_runtimes(tmp_path: Path, 
     tokens = model.tokenization.texts(TEXTS, truncate=True).tokens
     assert least_cosine(model.runners["float32"].run(tokens), ours(base)) >= 0.99999
     assert least_cosine(np.concatenate([model.runners["float32"].run([one]) for one in tokens]), ours(base)) >= 0.99999
-    in_torch = LoadOptions(2**30, Placement([CPU]), torch_device="cpu")
-    other = load_model(artifact, in_torch, space_id=artifact.meta["space_id"])
+    other = served(artifact, torch_device="cpu")
     assert least_cosine(other.runners["float32"].run(tokens), ours(base)) >= 0.99999
 
 
@@ -171,7 +168,7 @@ def test_analogies_train_it_and_leave_the_word_vectors_alone(tmp_path: Path, rec
     first, trained = (load_file(one.file("model.safetensors")) for one in (before, artifact))
     assert torch.equal(first["words.weight"], trained["words.weight"])
     assert not torch.equal(first["forwards.weight_ih_l0"], trained["forwards.weight_ih_l0"])
-    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"])
+    served(artifact)
 
 
 def test_it_cannot_become_a_cross_encoder(tmp_path: Path, recurrent: Space):

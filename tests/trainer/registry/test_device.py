@@ -29,11 +29,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_without_a_gpu_a_job_that_may_choose_computes_on_the_cpu(no_gpu: None):
+def test_without_a_gpu_a_job_computes_on_the_cpu_unless_one_was_asked_for_by_name(no_gpu: None):
     assert [str(device_of(wanted)) for wanted in ("auto", "cpu")] == ["cpu", "cpu"]
-
-
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_named_with_a_remedy(no_gpu: None):
     with pytest.raises(errors.FailedPrecondition, match="AEENC_TRAINER_DEVICE=auto"):
         device_of("cuda")
 

@@ -118,24 +118,17 @@ async def test_a_start_exports_and_serves_the_cross_encoder_once(
     assert other.version != made.version
 
 
-@pytest.mark.usefixtures("forks")
-@pytest.mark.slow
-async def test_what_the_child_refuses_ends_the_start_with_its_reason(refused, exported: Exported, tmp_path: Path):
-    directory = shutil.copytree(exported.directory, tmp_path / "model")
-    take_head(directory)
-    error = await refused(directory)
-    assert re.search(r"cannot export the cross-encoder .*lacks classifier", error.message)
-
-
 @pytest.mark.parametrize(
     ("labels", "change", "reason"),
     [
         (2, None, "has 2 labels, a score is one number"),
         (1, without_safetensors, "has no model.safetensors; export it in safetensors format"),
         (1, shutil.rmtree, "is a path, and no directory is there"),
+        pytest.param(1, take_head, "lacks classifier", marks=pytest.mark.slow),  # what the child refuses
     ],
-    ids=["two-labels", "pickled-weights", "absent"],
+    ids=["two-labels", "pickled-weights", "absent", "no head"],
 )
+@pytest.mark.usefixtures("forks")
 async def test_a_wrong_setting_ends_the_start_and_names_itself(
     refused, registry: Registry, tmp_path: Path, labels: int, change: Any, reason: str
 ):
@@ -235,11 +228,6 @@ async def test_a_record_of_a_newer_release_or_a_damaged_one_costs_the_trainer_on
         await client.channel.close()
 
 
-def models_in(store: ArtifactStore, state_dir: Path) -> OperatorModels:
-    """Models of a trainer without a registry."""
-    return OperatorModels(Checkpoints(store, Mock()), Mock(), state_dir)
-
-
 @pytest.mark.parametrize("changed", [{}, {"premise_precision": "int8", "pooling": "cls"}, None])
 async def test_a_setting_that_is_taken_back_or_changed_or_a_damaged_note_exports_the_model_again(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str] | None
@@ -248,7 +236,7 @@ async def test_a_setting_that_is_taken_back_or_changed_or_a_damaged_note_exports
     request = {"artifacts_dir": "elsewhere", "directory": "moved", **source}
     (tmp_path / "pretrained.json").write_text(json.dumps(request))
     (tmp_path / "pretrained.result").write_text(json.dumps({"version": space.version}))
-    exports = models_in(space.store, tmp_path)
+    exports = OperatorModels(Checkpoints(space.store, Mock()), Mock(), tmp_path)
     assert await exports.version("pretrained", "base model", source, directory="here") == space.version
     started = RuntimeError("a child exports")
 

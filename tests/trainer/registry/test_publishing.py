@@ -34,17 +34,6 @@ async def test_the_first_start_serves_the_pretrained_encoder(world: World):
     assert (await world.trainer.info()).default_space_id == world.space.space_id
 
 
-async def test_rollback_points_back_and_again_forth(world: World):
-    good = await world.checkpoint("good", GOOD)
-    await world.registry.publish(good)
-    assert {(row.name, *row.versions) async for row in world.registry.list_labels()} == {
-        ("stable", good),
-        ("previous", world.space.version),
-    }
-    assert (await world.registry.rollback()).label.versions[0] == world.space.version
-    assert (await world.registry.rollback()).label.versions[0] == good
-
-
 FLOAT32, FLOAT16, INT8 = types_pb2.PRECISION_FLOAT32, types_pb2.PRECISION_FLOAT16, types_pb2.PRECISION_INT8
 CPU, GPU = {"int8": "model.int8.onnx"}, {"float16": "model.fp16.onnx"}
 

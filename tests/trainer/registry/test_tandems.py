@@ -278,29 +278,22 @@ async def test_a_version_of_the_space_that_serves_is_published_by_its_label_alon
     assert await world.served() == (tandem.version, tandem.generation)
 
 
-async def test_another_label_opens_the_space_for_an_evaluation_and_moves_no_generation(
-    world: TandemWorld, pairs: list[TandemCheckpoints]
-) -> None:
-    tandem, before = await world.tandem(pairs[0]), await world.served()
-    assert (await world.registry.publish(tandem.version, label="trial", wait_s=20)).complete
-    queries = [(f"the {word} is hot", [PREMISES[n].text]) for n, word in enumerate(("sun", "moon"))]
-    report = await world.trainer.evaluate(world.corpus, queries, version=tandem.version, generation=tandem.generation)
-    assert (report.model_version, report.generation) == (tandem.version, tandem.generation)
-    assert await world.served() == before
-
-
 @pytest.mark.parametrize("label", ["canary", "trial"])
-async def test_another_label_than_stable_moves_while_the_index_is_away(
+async def test_another_label_than_stable_opens_the_space_for_an_evaluation_while_the_index_is_away(
     world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
-    tandem = await world.tandem(pairs[0])
+    tandem, before = await world.tandem(pairs[0]), await world.served()
 
     def away(_: IndexClient, **_options: Any) -> Any:
         raise errors.Unavailable("the index is away")
 
     monkeypatch.setattr(IndexClient, "list_corpora", away)
     published = await world.registry.publish(tandem.version, label=label, wait_s=20)
-    assert (published.label.name, published.label.space_id) == (label, tandem.space_id)
+    assert (published.label.name, published.label.space_id, published.complete) == (label, tandem.space_id, True)
+    queries = [(f"the {word} is hot", [PREMISES[n].text]) for n, word in enumerate(("sun", "moon"))]
+    report = await world.trainer.evaluate(world.corpus, queries, version=tandem.version, generation=tandem.generation)
+    assert (report.model_version, report.generation) == (tandem.version, tandem.generation)
+    assert await world.served() == before
     asked_once = type(world.registry)(world.registry.channel.with_options(retry=False))
     with pytest.raises(errors.Unavailable, match="the index is away"):
         await asked_once.publish(tandem.version, wait_s=20)

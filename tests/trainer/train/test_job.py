@@ -17,9 +17,7 @@ from safetensors.torch import save
 
 from aeenc.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from services.corpus.generation import PremiseRecord, folder_of
-from services.encoder.rollout.loading import LoadOptions, load_model
 from services.kit.concurrency import EXIT_DISK_FULL
-from services.onnx_devices import CPU, Placement
 from services.store.formats import NewerFormat
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles
@@ -38,6 +36,7 @@ from services.trainer.train.inputs import JobInputs
 from services.trainer.train.job import run_job, train
 from services.trainer.train.loop import BEST_PREMISES, EPOCH_STATE, Diverged, best_weights
 from services.trainer.train.ranks import Rank
+from support.models.base_model_vectors import served
 from support.models.forks import Fork
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, killed_after, result_of
 
@@ -80,8 +79,7 @@ def test_a_job_learns_and_leaves_a_checkpoint_that_the_encoder_accepts(space: Sp
     assert set(result) == {"version"}, "premises are not trained"
     version = result["version"]
     artifact = space.store.open("checkpoints", version)
-    model = load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=space.space_id)
-    assert model.version == version
+    assert served(artifact).version == version
     metrics = json.loads(artifact.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     assert artifact.meta["validation_map"] == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)

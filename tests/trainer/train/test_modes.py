@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
-from services.encoder.rollout.loading import LoadOptions, load_model
-from services.onnx_devices import CPU, Placement
 from services.trainer.jobs.training_set import JudgedPair
 from services.trainer.models.space import space_id_of
 from services.trainer.train import losses
 from services.trainer.train.encoder import Encoders, tensors_of
 from services.trainer.train.loop import Learner
 from services.trainer.train.objectives import classified, ordinals_of
+from support.models.base_model_vectors import served
 from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, load, result_of
 
 PAIRED = ["SIAMESE", "DUAL"]
@@ -126,8 +125,7 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     task = load(files)
     assert premise.meta["space_id"] == space_id_of(premise.path, task.inputs.spec)
     for artifact in artifacts:
-        options = LoadOptions(2**30, Placement([CPU]))
-        assert load_model(artifact, options, space_id=query.meta["space_id"]).version == artifact.id
+        assert served(artifact).version == artifact.id
     metrics = json.loads(query.file("metrics.json").read_bytes())
     assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
     # what the manifest says of the pair is what its two files give

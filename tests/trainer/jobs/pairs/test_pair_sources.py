@@ -24,19 +24,18 @@ def lines(path: Path, *records: object) -> DataSets:
     return DataSets({"set": path}, text_bytes=64)
 
 
-def test_gold_trees_give_children_as_positives_and_distractors_as_refused():
-    pairs, _ = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
-    dataset = Dataset.load(SAMPLE)
+def test_gold_trees_are_read_once_as_pairs_and_keep_the_texts_of_other_splits_alone_out(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    dataset, loaded, load = Dataset.load(SAMPLE), list[Path](), Dataset.load
+    monkeypatch.setattr(Dataset, "load", lambda path: loaded.append(path) or load(path))
+    pairs, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
+    assert loaded == [SAMPLE]
     positives = {(pair.query, pair.premise) for pair in pairs if pair.sign == "POSITIVE"}
     assert positives == {(query.text, premise) for query in dataset.queries("train") for premise in query.gold}
     refused = {(pair.query, pair.premise) for pair in pairs if pair.sign == "NEGATIVE"}
     assert refused == {(query, other) for query, _, other in dataset.distractor_triplets("train")} - positives
     assert {pair.split for pair in pairs} == {"train"}
-
-
-def test_texts_of_other_splits_alone_are_held_out():
-    _, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
-    dataset = Dataset.load(SAMPLE)
     texts = {split: {text for tree in dataset.trees(split) for text in tree.texts.values()} for split in dataset.splits}
     assert held_out == (texts["dev"] | texts["test"]) - texts["train"] - set(dataset.facts.values())
     assert held_out
@@ -56,14 +55,6 @@ def test_the_sample_leaks_nothing_of_dev_or_test_into_training():
     queries = {query.text for query in dataset.queries("dev")} - {query.text for query in dataset.queries("train")}
     assert not used & queries
     assert training_set.dropped > 0
-
-
-def test_a_data_set_is_parsed_once(monkeypatch: pytest.MonkeyPatch):
-    loaded: list[Path] = []
-    load = Dataset.load
-    monkeypatch.setattr(Dataset, "load", lambda path: loaded.append(path) or load(path))
-    pairs, held_out = DataSets({"gold": SAMPLE}, 1024).read(["gold"], "train")
-    assert (bool(pairs), bool(held_out), loaded) == (True, True, [SAMPLE])
 
 
 def test_a_line_is_a_triplet_a_pair_or_an_inference(tmp_path: Path):

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from services.encoder.rollout.loading import LoadOptions, load_model
-from services.onnx_devices import CPU, Placement
 from services.store.artifacts import ArtifactStore
 from services.trainer.models.base_model import DEFAULT_NAME, DEFAULT_PACKAGE, find_base_model
 from services.trainer.train.export.kept_graph import is_kept, with_weights, without_weights
+from support.models.base_model_vectors import served
 from support.worlds.trainer_world import Space
 
 # Exports the default as the trainer's child does, and tells what became of it.
@@ -51,7 +50,7 @@ def test_the_first_start_exports_the_default_model_without_torch(tmp_path: Path)
     assert imported == [False, False]
     artifact = ArtifactStore(tmp_path).open("checkpoints", version)
     assert artifact.meta["pretrained"] is True
-    load_model(artifact, LoadOptions(2**30, Placement([CPU])), space_id=artifact.meta["space_id"])
+    served(artifact)
 
 
 def test_only_the_default_as_published_has_a_kept_graph() -> None:
