@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +22,7 @@ from services.kit.credentials.gate import origin
 from services.kit.server import GrpcServer
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
-from support.models.tiny_checkpoints import DIM, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
+from support.models.tiny_checkpoints import DIM, PROBES, TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import until
 
 
@@ -46,6 +47,18 @@ async def test_queries_go_through_the_label_and_premises_through_the_frozen_enco
         by_version = await client.encode(["sun"], version=tiny_checkpoint.version)
         assert by_label.model_version == by_version.model_version == tiny_checkpoint.version
         np.testing.assert_array_equal(by_label.vectors, by_version.vectors)
+
+
+async def test_a_text_has_the_same_vector_alone_and_in_any_batch(serve, tuned) -> None:
+    rng = random.Random(7)
+    texts = [" ".join(rng.choices(" ".join(PROBES).split(), k=rng.randint(1, 40))) for _ in range(200)]
+    async with serve() as (_, client):
+        together = (await client.encode(texts)).vectors
+        assert together.shape == (200, DIM)
+        np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+        alone = await asyncio.gather(*(client.encode([text]) for text in texts))
+        cosines = np.einsum("nd,nd->n", together, np.concatenate([one.vectors for one in alone]))
+        assert cosines.min() >= 0.999999
 
 
 @pytest.mark.parametrize(

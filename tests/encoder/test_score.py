@@ -11,7 +11,6 @@ import pytest
 from aeenc import errors
 from aeenc.v1.types_pb2 import Precision
 from services.store.artifacts import ArtifactStore
-from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import (
     PAIRS,
@@ -84,14 +83,10 @@ async def test_a_pair_too_long_is_refused_by_name_or_cut_at_the_premise(serve, c
             await client.score("sun " * 80, ["moon"], truncate=True)
         with pytest.raises(errors.InvalidArgument, match="premises: is empty"):
             await client.score("sun", [])
-
-
-async def test_a_query_that_is_refused_is_named_without_a_position(serve, cross) -> None:
-    async with serve() as (_, client):
         for query, message in ((" ", "query: is empty"), ("sun " * 5000, "query: 20,000 bytes are over the limit")):
             with pytest.raises(errors.InvalidArgument, match=message) as caught:
                 await client.score(query, ["moon"])
-            assert [one.field for one in caught.value.violations] == ["query"]
+            assert [one.field for one in caught.value.violations] == ["query"], "it has no position"
 
 
 async def test_a_query_is_tokenized_once_however_many_premises_it_has(serve, cross) -> None:
@@ -135,7 +130,7 @@ async def test_a_label_of_an_ensemble_loads_all_and_scores_by_one_only_for_who_a
 
 
 async def test_a_restart_without_the_registry_serves_the_ensemble_of_the_last_run(
-    serve, cross, artifact_store, registry, monkeypatch
+    serve, cross, artifact_store, registry, tmp_path
 ) -> None:
     other = write_tiny_cross_encoder_checkpoint(artifact_store, seed=6)
     await register(registry, other)
@@ -143,15 +138,7 @@ async def test_a_restart_without_the_registry_serves_the_ensemble_of_the_last_ru
     async with serve() as (_, client):
         before = await client.score("sun", ["moon"], first_of_ensemble=True)
         assert before.ensemble == (cross.version, other.version)
-
-    async def away(*_: object, **__: object) -> None:
-        raise errors.Unavailable("Redis is away")
-
-    for owner, name in (
-        (Registry, "last_event"), (Registry, "labels"), (Registry, "label"), (CheckpointRegistry, "default_space"),
-    ):  # fmt: skip
-        monkeypatch.setattr(owner, name, away)
-    async with serve() as (server, client):
+    async with serve(redis_url=f"unix://{tmp_path}/nowhere.sock") as (server, client):
         after = await client.score("sun", ["moon"], first_of_ensemble=True)
         assert (after.ensemble, after.scores) == (before.ensemble, before.scores)
         assert server.readiness.state == "DEGRADED"

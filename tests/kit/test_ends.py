@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -37,22 +38,18 @@ def build(**fields: Any) -> tuple[GrpcServer, HashedEncoder]:
 @pytest.fixture
 async def slow_call() -> AsyncIterator[Any]:
     """Starts a server with the settings given, and a call of `pause_s` that begins at once."""
-    servers: list[GrpcServer] = []
-    channels: list[Channel] = []
+    async with AsyncExitStack() as ends:
 
-    async def started(pause_s: float = 1.0, **fields: Any) -> asyncio.Future[Any]:
-        server, servicer = build(**fields)
-        servicer.pause_s = pause_s
-        servers.append(server)
-        await server.start()
-        channels.append(Channel(f"127.0.0.1:{server.port}", timeout_s=20, retry=False))
-        return asyncio.ensure_future(EncoderClient(channels[0]).encode(["ice"]))
+        async def started(pause_s: float = 1.0, **fields: Any) -> asyncio.Future[Any]:
+            server, servicer = build(**fields)
+            servicer.pause_s = pause_s
+            ends.push_async_callback(server.stop, 0)
+            await server.start()
+            channel = Channel(f"127.0.0.1:{server.port}", timeout_s=20, retry=False)
+            ends.push_async_callback(channel.close)
+            return asyncio.ensure_future(EncoderClient(channel).encode(["ice"]))
 
-    yield started
-    for channel in channels:
-        await channel.close()
-    for server in servers:
-        await server.stop(0)
+        yield started
 
 
 async def test_connections_end_at_their_age_and_not_all_at_once() -> None:

@@ -300,18 +300,15 @@ async def test_a_server_that_ended_by_itself_is_opened_until_that_succeeds(monke
     assert not refused
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
+async def test_a_port_that_is_taken_or_an_address_of_another_machine_is_named() -> None:
     first, _ = build()
     async with first:
-        second, _ = build(port=first.port)
-        with pytest.raises(errors.Unavailable, match=f":{first.port}: another process has the port"):
-            await second.start()
-
-
-async def test_an_address_of_another_machine_is_named() -> None:
-    server, _ = build(host="192.0.2.1", token="t")
-    with pytest.raises(errors.Unavailable, match=r"192\.0\.2\.1:0: .* this machine does not have the address"):
-        await server.start()
+        for fields, told in (
+            ({"port": first.port}, f":{first.port}: another process has the port"),
+            ({"host": "192.0.2.1", "token": "t"}, r"192\.0\.2\.1:0: .* this machine does not have the address"),
+        ):
+            with pytest.raises(errors.Unavailable, match=told):
+                await build(**fields)[0].start()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")

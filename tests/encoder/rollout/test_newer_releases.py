@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,10 @@ import pytest
 from services.encoder.rollout import history
 from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
-from services.store.redis import connect, key_prefix
+from services.store.redis import key_prefix
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, write_tiny_checkpoint
 from support.waiting import eventually, until
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Any]:
-    connected: Any = connect(redis_url)
-    yield connected
-    await connected.aclose()
 
 
 @pytest.mark.parametrize(("refused", "number"), [("trial", 2), ("stable", 2), ("canary", 2), ("canary", "damaged")])
@@ -32,7 +24,6 @@ async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is
     serve: Any,
     artifact_store: ArtifactStore,
     registry: Registry,
-    redis: Any,
     namespace: str,
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
@@ -46,7 +37,7 @@ async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is
     await registry.set_label(TINY_SPACE, "gone", before)
     async with serve(poll_s=30) as (server, client):
         key = f"{key_prefix(namespace)}label:{TINY_SPACE}:{refused}"
-        await redis.hset(key, mapping={"format_version": number, "version": after})
+        await registry._redis.hset(key, mapping={"format_version": number, "version": after})
         for name in labels - {refused}:
             row = await registry.set_label(TINY_SPACE, name, after, share=0.0 if name == "canary" else None)
             (rollout,) = await registry.await_rollout(row, 10)
@@ -61,13 +52,13 @@ async def test_a_label_of_the_next_major_release_or_a_damaged_one_stays_as_it_is
         await until(lambda: f"label '{refused}'" in server.readiness.reason)
         assert ("has no format_version" if number == "damaged" else "format_version 2") in server.readiness.reason
         assert server.readiness.state == "DEGRADED"
-        await redis.hset(key, "format_version", 1)
+        await registry._redis.hset(key, "format_version", 1)
         await registry.set_label(TINY_SPACE, "trial", before)
         await until(lambda: server.readiness.state == "SERVING")
 
 
 async def test_a_restart_onto_a_stable_of_the_next_major_release_saves_no_label_that_was_deleted(
-    serve: Any, registry: Registry, redis: Any, namespace: str, stable: TinyCheckpoint, tmp_path: Path
+    serve: Any, registry: Registry, namespace: str, stable: TinyCheckpoint, tmp_path: Path
 ) -> None:
     await registry.set_label(TINY_SPACE, "trial", stable.version)
 
@@ -77,7 +68,7 @@ async def test_a_restart_onto_a_stable_of_the_next_major_release_saves_no_label_
 
     async with serve():
         await until(lambda: saved() == {"stable", "trial"})
-    await redis.hset(f"{key_prefix(namespace)}label:{TINY_SPACE}:stable", "format_version", 2)
+    await registry._redis.hset(f"{key_prefix(namespace)}label:{TINY_SPACE}:stable", "format_version", 2)
     async with serve() as (server, client):
         assert server.readiness.state == "DEGRADED"
         await registry.delete_label(TINY_SPACE, "trial")
@@ -89,7 +80,6 @@ async def test_a_new_default_space_whose_stable_is_of_the_next_major_release_sto
     serve: Any,
     artifact_store: ArtifactStore,
     registry: Registry,
-    redis: Any,
     namespace: str,
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
@@ -99,7 +89,7 @@ async def test_a_new_default_space_whose_stable_is_of_the_next_major_release_sto
     await register(registry, tiny_checkpoint, label="stable")
     async with serve(poll_s=30) as (server, client):
         await registry.set_label(other.space_id, "stable", other.version)
-        await redis.hset(f"{key_prefix(namespace)}label:{other.space_id}:stable", "format_version", 2)
+        await registry._redis.hset(f"{key_prefix(namespace)}label:{other.space_id}:stable", "format_version", 2)
         await register(registry, other)
         row = await registry.set_label(TINY_SPACE, "stable", tuned.version)
         (rollout,) = await registry.await_rollout(row, 10)

@@ -10,7 +10,7 @@ from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import ArtifactStore
 from services.store.registry import Registry
 from support.models.tiny_checkpoints import TINY_SPACE, TinyCheckpoint, register, rolled_out, write_tiny_checkpoint
-from support.waiting import eventually, serves, until
+from support.waiting import serves, until
 
 OTHER = "s" + "7" * 16
 
@@ -53,20 +53,6 @@ async def test_a_label_opens_its_space_beside_the_default_one(serve, other, regi
         assert server.readiness.state == "SERVING"
 
 
-async def test_a_space_without_labels_is_closed_and_its_models_are_dropped(
-    serve, other, registry, tiny_checkpoint
-) -> None:
-    _, query = other
-    async with serve(poll_s=30) as (_, client):
-        await opened(registry, query, "job-1")
-        await client.encode(["sun"], space_id=OTHER, label="job-1")
-        await registry.delete_label(OTHER, "job-1")
-        only = {tiny_checkpoint.version}
-        await eventually(client.info, is_so=lambda info: {version.version for version in info.versions} == only)
-        with pytest.raises(errors.SpaceMismatch):
-            await client.encode(["sun"], space_id=OTHER, role="premise")
-
-
 async def test_a_space_whose_premise_encoder_is_bad_is_tried_once_and_refused_and_the_default_one_serves(
     serve, other, registry, tiny_checkpoint, loaded
 ) -> None:
@@ -105,6 +91,19 @@ async def test_an_open_space_keeps_its_premise_encoder_when_its_new_one_is_bad_a
         await until(lambda: server.readiness.state == "SERVING")
 
 
+def store_away(monkeypatch: pytest.MonkeyPatch, *cached: str) -> pytest.MonkeyPatch:
+    """Has the store be away, until this is undone, for all but some versions."""
+    load = CandidateLoader.load
+
+    async def away(self, space_id, version, *arguments):
+        if version not in cached:
+            raise errors.Unavailable("the bucket is away")
+        return await load(self, space_id, version, *arguments)
+
+    monkeypatch.setattr(CandidateLoader, "load", away)
+    return monkeypatch
+
+
 async def test_a_start_while_the_store_is_away_serves_what_it_has_of_the_default_space_before(
     serve, other, registry, tiny_checkpoint, monkeypatch
 ) -> None:
@@ -113,20 +112,13 @@ async def test_a_start_while_the_store_is_away_serves_what_it_has_of_the_default
         pass
     await register(registry, premise)  # names its space the default
     row = await registry.set_label(OTHER, "stable", query.version)
-    load, is_away = CandidateLoader.load, True
-
-    async def cached(self, space_id, version, *arguments):
-        if is_away and version != tiny_checkpoint.version:
-            raise errors.Unavailable("the bucket is away")
-        return await load(self, space_id, version, *arguments)
-
-    monkeypatch.setattr(CandidateLoader, "load", cached)
+    away = store_away(monkeypatch, tiny_checkpoint.version)
     async with serve() as (server, client):
         assert (await client.encode(["sun"])).model_version == tiny_checkpoint.version
         assert server.readiness.state == "DEGRADED"
         (rollout,) = await registry.await_rollout(row, 5)
         assert "the bucket is away" in rollout.reason, "once something is served, the labels are followed"
-        is_away = False
+        away.undo()
         await serves(client, query.version)
         await until(lambda: server.readiness.state == "SERVING")
 
@@ -136,17 +128,10 @@ async def test_a_start_while_registry_and_store_are_away_serves_once_they_are_ba
 ) -> None:
     async with serve():
         pass
-    load, is_away = CandidateLoader.load, True
-
-    async def away(self, *arguments):
-        if is_away:
-            raise errors.Unavailable("the bucket is away")
-        return await load(self, *arguments)
-
-    monkeypatch.setattr(CandidateLoader, "load", away)
+    away = store_away(monkeypatch)
     async with serve(wait=False) as (server, client):
         await until(lambda: server.readiness.reason.endswith("nor can what was served here last: the bucket is away"))
-        is_away = False
+        away.undo()
         await serves(client, stable.version)
         await until(lambda: server.readiness.state == "SERVING")
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from aeenc import EncoderClient, errors
-from services.encoder.rollout.candidates import CandidateLoader
 from services.store.artifacts import MANIFEST
 from services.store.checkpoint_registry import CheckpointRegistry
 from services.store.files import sha256_of
@@ -171,7 +170,7 @@ async def test_a_checkpoint_whose_padding_is_its_last_token_is_served(
 
 
 async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_that_this_round_has_served(
-    serve, artifact_store, tiny_checkpoint, registry, monkeypatch
+    serve, artifact_store, tiny_checkpoint, registry, monkeypatch, loaded
 ) -> None:
     base = tiny_checkpoint.version
     before, newest, of_run = (write_tiny_checkpoint(artifact_store, seed=n, base_version=base) for n in (1, 2, 3))
@@ -181,14 +180,9 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
     async with serve():
         pass
     await register(registry, newest, label="stable")
-    loaded: list[str] = []
-    load, get, labels = CandidateLoader.load, CheckpointRegistry.get, Registry.labels
+    loaded.clear()
+    get, labels = CheckpointRegistry.get, Registry.labels
     reads = 0
-
-    async def loading(self, space_id, version, *arguments, **options):
-        model = await load(self, space_id, version, *arguments, **options)
-        loaded.append(version)
-        return model
 
     async def away_for_a_run(self, version):
         if version == of_run.version:
@@ -202,7 +196,6 @@ async def test_a_registry_that_fails_during_the_first_round_takes_nothing_back_t
             raise errors.Unavailable("Redis is away")
         return await labels(self, *arguments, **options)
 
-    monkeypatch.setattr(CandidateLoader, "load", loading)
     monkeypatch.setattr(CheckpointRegistry, "get", away_for_a_run)  # once the round serves `stable`
     monkeypatch.setattr(Registry, "labels", away_from_then_on)
     async with serve() as (server, client):

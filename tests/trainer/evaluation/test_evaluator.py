@@ -310,7 +310,6 @@ async def test_wrong_evaluations_are_refused_with_a_remedy(world: World):
         ([("q", ("no such",))], {"retrieval": Retrieval("lexical")}, errors.InvalidArgument, "no such"),
         (twice, {}, errors.InvalidArgument, "is there twice with other before_id"),
         (GOLD, {"accessible": {"why": Accessible("p 47")}}, errors.InvalidArgument, "'why', which is none"),
-        (alone, {"accessible": {QUERIES[0]: Accessible("p 0")}}, errors.InvalidArgument, "is not accessible"),
         *((GOLD[:3], {"accessible": {QUERIES[1]: only}}, kind, remedy) for only, kind, remedy in accessible),
     ]
     for queries, options, kind, remedy in wrong:

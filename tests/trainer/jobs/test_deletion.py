@@ -256,15 +256,6 @@ async def test_a_collection_removes_what_the_settings_no_longer_keep_and_a_dry_r
             await trainer.client.get_job(jobs[1])
 
 
-async def test_nothing_goes_by_default(world: TandemWorld, second: Any):
-    async with second() as trainer:
-        job_id = await trainer.ended(pending(world), "FAILED")
-        version = await other(world, 11)
-        assert await trainer.client.collect_garbage() == []
-        assert (await trainer.client.get_job(job_id)).id == job_id
-        assert (await trainer.client.get_checkpoint(version)).version == version
-
-
 async def test_a_label_that_a_killed_build_has_left_goes_in_the_round_after_its_job_has_ended(
     world: TandemWorld, pairs: list[TandemCheckpoints], second: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -282,8 +273,9 @@ async def test_a_label_that_a_killed_build_has_left_goes_in_the_round_after_its_
         await eventually(lambda: world.rows.labels(space_id), is_so=not_)
 
 
-async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
+async def test_one_trainer_collects_at_a_time_and_by_default_nothing(world: TandemWorld, second: Any):
     async with second() as trainer:
+        job_id, version = await trainer.ended(pending(world), "FAILED"), await other(world, 11)
         lease = f"{trainer.jobs._keys.prefix}trainer-garbage"
         await trainer.jobs._redis.set(lease, "another", px=60_000)
         channel = Channel(trainer.client.channel.target, retry=False)
@@ -297,6 +289,8 @@ async def test_one_trainer_collects_at_a_time(world: TandemWorld, second: Any):
         with pytest.raises(errors.AlreadyExists, match="was used with rpc 'CollectGarbage'"):
             await trainer.client.collect_garbage(request_id="g")
         assert await trainer.client.collect_garbage() == []
+        assert (await trainer.client.get_job(job_id)).id == job_id
+        assert (await trainer.client.get_checkpoint(version)).version == version
 
 
 async def test_a_collection_keeps_its_turn_as_long_as_it_lasts_and_a_killed_one_loses_it_soon(

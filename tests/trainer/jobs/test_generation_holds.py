@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,13 +33,8 @@ class HeldWorld:
     """An index, a corpus with one generation, and trainers whose jobs last until `ends` is set."""
 
     def __init__(self, index: aeenc.IndexClient, corpus: str, generation: str, serve: Any) -> None:
-        self.index, self.corpus, self.generation, self._serve = index, corpus, generation, serve
+        self.index, self.corpus, self.generation, self.serve = index, corpus, generation, serve
         self.ends = asyncio.Event()
-
-    @asynccontextmanager
-    async def trainer(self) -> AsyncIterator[aeenc.TrainerClient]:
-        async with self._serve() as (_, client):
-            yield client
 
     async def start(self, trainer: aeenc.TrainerClient) -> aeenc.values.Job:
         return await trainer.start_job(corpus=self.corpus, data_sets=["given"], split="train")
@@ -59,7 +54,6 @@ async def held(
     settings = IndexSettings(port=0, artifacts_dir=space.store.root, encoder_target="127.0.0.1:1")
     async with build_index(settings) as server, aeenc.AsyncClient(index=f"127.0.0.1:{server.port}") as client:
         options = {"index_target": f"127.0.0.1:{server.port}", "data_sets": {"given": given}}
-        serve: partial[AbstractAsyncContextManager[Any]]
         serve = partial(serve_trainer, space, redis_url, namespace, tmp_path / "trainer", **options)
         assert [one async for one in client.index.list_generations(corpus)]  # repeated until the index is ready
         made = HeldWorld(client.index, corpus, read_active(space.store, corpus) or "", serve)
@@ -74,7 +68,7 @@ async def held(
 
 @pytest.mark.parametrize("end", ["success", "cancel"])
 async def test_a_live_job_holds_its_generation_to_its_end_and_again_when_it_is_resumed(held: HeldWorld, end: str):
-    async with held.trainer() as trainer:
+    async with held.serve() as (_, trainer):
         job = await held.start(trainer)
         await held.until_held_by(f"job-{job.id}")
         if end == "cancel":
@@ -96,14 +90,14 @@ async def test_a_call_that_ends_before_its_job_holds_anything_is_followed_by_a_l
 
     with monkeypatch.context() as patched:
         patched.setattr(GenerationHolds, "hold", dies)
-        async with held.trainer() as trainer:
+        async with held.serve() as (_, trainer):
             job = await held.start(trainer)
             if call == "resume":
                 await trainer.cancel(job.id)
                 await trainer.resume(job.id)
             await held.until_held_by()
     monkeypatch.setattr(collection, "ROUND_S", 0.05)
-    async with held.trainer():
+    async with held.serve():
         await held.until_held_by(f"job-{job.id}")
 
 
@@ -115,12 +109,12 @@ async def test_what_a_dead_trainer_has_left_and_what_was_lost_is_set_right_at_a_
 
     with monkeypatch.context() as patched:
         patched.setattr(GenerationHolds, "release", dies)
-        async with held.trainer() as trainer:
+        async with held.serve() as (_, trainer):
             over = await held.start(trainer)
             await trainer.cancel(over.id)
             await held.until_held_by(f"job-{over.id}")
     monkeypatch.setattr(collection, "ROUND_S", 0.05)
-    async with held.trainer() as trainer:
+    async with held.serve() as (_, trainer):
         await held.until_held_by()
         live = await held.start(trainer)
         await held.index.release(held.corpus, held.generation, f"job-{live.id}")

@@ -113,19 +113,20 @@ async def test_a_job_that_waits_has_no_lease_and_keeps_nobody_else_waiting(bench
     await eventually(lambda: bench.store.state(other.id), is_so="SUCCEEDED".__eq__)
 
 
-async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled(bench: Bench):
+@pytest.mark.parametrize("by", ["cancellation", "another trainer"])
+async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled_or_taken_over(
+    bench: Bench, monkeypatch, by: str
+):
+    monkeypatch.setattr(runner, "FIRST_S", 0.1)
     bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
     assert bench.readiness.state == "DEGRADED"
-    await bench.runner.drop(bench.job.id)
-    assert bench.readiness.state == "SERVING"
-
-
-async def test_a_job_that_another_trainer_has_taken_over_is_no_longer_told_of(bench: Bench, monkeypatch):
-    monkeypatch.setattr(runner, "FIRST_S", 0.1)
-    assert await bench.store.cycles.lease(bench.job.id, "another", 60.0).renew()
-    bench.runner._backoff.postpone(bench.job.id, "nobody answers there")
-    bench.runner.start()
-    await until(lambda: bench.readiness.state == "SERVING")
+    if by == "cancellation":
+        await bench.runner.drop(bench.job.id)
+        assert bench.readiness.state == "SERVING"
+    else:
+        assert await bench.store.cycles.lease(bench.job.id, "another", 60.0).renew()
+        bench.runner.start()
+        await until(lambda: bench.readiness.state == "SERVING")
 
 
 ALWAYS_ENDS = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"

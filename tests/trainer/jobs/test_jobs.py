@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import signal
@@ -20,6 +19,7 @@ from services.trainer import convert, servicer
 from services.trainer.jobs.pair_sources import SampledPairs
 from services.trainer.jobs.training_jobs import _same_premises_in
 from services.trainer.registry.checkpoints import active_generation
+from support.waiting import until
 from support.worlds.trainer_world import FACTS, QUERIES, VALIDATION, Space, TrainerWorld
 
 SUCCEEDED, FAILED, CANCELLED = (
@@ -96,16 +96,11 @@ async def test_a_job_whose_process_is_killed_fails_with_the_reason_and_can_be_re
     assert [c.version async for c in world.trainer.list_checkpoints()] == [world.space.version], "no half checkpoint"
     resumed = await world.trainer.resume(job.id)
     assert resumed.state == types_pb2.WORK_STATE_PENDING
-    while children() in ([], [pid]):  # noqa: ASYNC110 - processes have no event
-        await asyncio.sleep(0.05)
+    await until(lambda: children() not in ([], [pid]))
     await until_training(world, job.id, seq + 1)
     cancelled = await world.trainer.cancel(job.id)
     assert cancelled.state == CANCELLED
-    for _ in range(100):
-        if not children():
-            break
-        await asyncio.sleep(0.05)
-    assert children() == [], "a cancelled job's process ends"
+    await until(lambda: children() == [])  # a cancelled job's process ends
 
 
 async def test_a_cancellation_whose_answer_was_lost_is_repeated_without_a_failure(world: TrainerWorld, monkeypatch):

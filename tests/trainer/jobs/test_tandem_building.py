@@ -40,24 +40,19 @@ async def test_a_generation_is_built_with_the_trained_premises_and_nothing_that_
     assert listed[world.space.version] == ""
 
 
-async def test_a_tandem_of_a_folded_generation_is_folded(world: TandemWorld, pairs: list[TandemCheckpoints]) -> None:
-    folded = await world.index.build(world.corpus, PREMISES, fold_similar=True)
+@pytest.mark.parametrize("of_unfolded", [False, True])
+async def test_a_tandem_of_a_folded_generation_is_folded_and_keeps_apart_what_it_has_of_an_unfolded_base(
+    world: TandemWorld, pairs: list[TandemCheckpoints], of_unfolded: bool
+) -> None:
+    premises, base = PREMISES, ""
+    if of_unfolded:
+        again = Premise(id="again", text=f"{PREMISES[0].text.capitalize()}.")
+        base = (await world.index.build(world.corpus, [*PREMISES, again])).id
+        premises = [Premise(id="new", text="gold is a metal")]
+    folded = await world.index.build(world.corpus, premises, base_generation=base, fold_similar=True)
     tandem = await world.tandem(pairs[0], world.job(generation=folded.id))
     opened = [open_generation(world.space.store, world.corpus, one) for one in (folded.id, tandem.generation)]
     assert [one.is_folded for one in opened] == [True, True]
-    assert [*opened[0].premises] == [*opened[1].premises]
-
-
-async def test_a_tandem_keeps_premises_apart_that_a_folded_generation_has_of_an_unfolded_base(
-    world: TandemWorld, pairs: list[TandemCheckpoints]
-) -> None:
-    again = Premise(id="again", text=f"{PREMISES[0].text.capitalize()}.")
-    apart = await world.index.build(world.corpus, [*PREMISES, again])
-    folded = await world.index.build(
-        world.corpus, [Premise(id="new", text="gold is a metal")], base_generation=apart.id, fold_similar=True
-    )
-    tandem = await world.tandem(pairs[0], world.job(generation=folded.id))
-    opened = [open_generation(world.space.store, world.corpus, one) for one in (folded.id, tandem.generation)]
     assert [*opened[0].premises] == [*opened[1].premises]
 
 

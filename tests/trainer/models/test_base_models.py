@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import shutil
@@ -32,6 +31,7 @@ from support.models.base_model_vectors import (
     try_one_step,
 )
 from support.models.tiny_base_models import CONFIGS, POSITIONS, write_sentence_model
+from support.waiting import until
 from support.worlds.trainer_world import MakeJob, Space, result_of, trainer_settings
 
 
@@ -257,9 +257,8 @@ async def test_a_trainer_that_is_told_another_pooling_exports_its_base_model_aga
 ) -> None:
     known, result = trainer_settings(space, redis_url, namespace, tmp_path), tmp_path / "pretrained.result"
     result.unlink()
-    async with build(TrainerSettings(**known, pooling="cls")), asyncio.timeout(200):
-        while not result.is_file():  # noqa: ASYNC110 -- a child writes it
-            await asyncio.sleep(0.1)
+    async with build(TrainerSettings(**known, pooling="cls")):
+        await until(result.is_file, 200)  # a child writes it
     meta = space.store.open("checkpoints", json.loads(result.read_bytes())["version"]).meta
     assert meta["pooling"] == "cls"
     assert meta["space_id"] != space.space_id

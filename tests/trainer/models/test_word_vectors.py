@@ -45,6 +45,8 @@ def test_files_with_and_without_a_header_are_the_same(tmp_path: Path):
     assert plain.words == headed.words == list(dict.fromkeys(WORDS))
     assert np.array_equal(plain.vectors, headed.vectors)
     assert WordVectors.read(tmp_path / "wiki.vec", most=3).words == plain.words[:3]
+    with pytest.raises(InvalidArgument, match="words: must be at least 1, got 0"):  # before the file is read
+        WordVectors.read(tmp_path / "absent", most=0)
 
 
 def test_a_word_of_glove_may_have_spaces_and_the_first_of_equal_words_counts(tmp_path: Path):
@@ -75,11 +77,6 @@ def test_damage_is_named_with_file_and_line(tmp_path: Path, data: bytes, said: s
     with pytest.raises(InvalidArgument) as caught:
         WordVectors.read(path)
     assert caught.value.message.startswith(f"{path}{said}")
-
-
-def test_no_words_are_refused_before_the_file_is_read(tmp_path: Path):
-    with pytest.raises(InvalidArgument, match="words: must be at least 1, got 0"):
-        WordVectors.read(tmp_path / "absent", most=0)
 
 
 def test_the_command_writes_the_same_base_model(tmp_path: Path, base: Path):

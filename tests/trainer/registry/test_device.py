@@ -18,8 +18,8 @@ from services.trainer.train.encoder import device_of
 from services.trainer.train.inputs import JobInputs
 from services.trainer.train.ranks import Rank
 from support.torn_disk import full_disk
-from support.waiting import eventually, until
-from support.worlds.trainer_world import MakeJob, Space, serve_trainer
+from support.waiting import until
+from support.worlds.trainer_world import MakeJob
 
 ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text(sys.argv[-1])"
 
@@ -63,8 +63,12 @@ def test_a_job_takes_no_more_of_its_card_than_it_may(
     assert len(shares) == 1, "0 bounds nothing"
 
 
-def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(tmp_path: Path, shares: list[tuple[float, int]]):
-    child._device(tmp_path / "answer", "auto", 5 * 2**30)
+def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: list[tuple[float, int]]
+):
+    monkeypatch.setattr(child, "end_with_parent", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["", "device", str(tmp_path / "answer"), "auto", str(5 * 2**30)])
+    child.main()
     told = json.loads((tmp_path / "answer").read_bytes())["error"]
     assert told == (
         "AEENC_TRAINER_GPU_BYTES=5368709120, but cuda:0 has 4,294,967,296 bytes; set at most these, or 0 for no limit"
@@ -78,16 +82,6 @@ def test_an_answer_that_the_disk_did_not_take_is_none(tmp_path: Path, no_gpu: No
     assert not (tmp_path / "answer").exists()
 
 
-@pytest.mark.slow
-async def test_a_trainer_tells_the_device_that_was_found(
-    space: Space, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    async with serve_trainer(space, redis_url, namespace, tmp_path, device="auto") as (_, trainer):
-        assert (await trainer.info()).device in {"", "cpu"}
-        await eventually(trainer.info, 60, is_so=lambda info: info.device == "cpu")
-
-
 @pytest.mark.parametrize(
     ("answer", "name"), [('{"device": "cuda:0"}', "cuda:0"), ('{"error": "no GPU"}', "")], ids=["found", "missing"]
 )
@@ -97,7 +91,7 @@ async def test_the_device_is_what_a_child_process_answers(answer: str, name: str
     asked: list[tuple[str, ...]] = []
 
     async def start(cls: type[Child], *arguments: str) -> Child:
-        asked.append(arguments[2:])
+        asked.append((arguments[0], *arguments[2:]))
         children.append(cls(sys.executable, "-c", ANSWERS, *arguments, answer))
         return children[0]
 
@@ -108,7 +102,7 @@ async def test_the_device_is_what_a_child_process_answers(answer: str, name: str
     assert device.name == ""
     await until(lambda: device._asking is not None and device._asking.done())
     assert device.name == name
-    assert asked == [("cuda", str(2**30))]
+    assert asked == [("device", "cuda", str(2**30))]
     await device.close()
 
 

@@ -20,7 +20,7 @@ from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
 from services.store.formats import NewerFormat
 from services.store.life_cycles import WorkKeys
-from services.store.redis import connect, key_prefix, once_redis_answers
+from services.store.redis import key_prefix, once_redis_answers
 from services.store.registry import Registry
 from services.trainer.__main__ import build
 from services.trainer.registry.checkpoints import Checkpoints
@@ -139,7 +139,9 @@ async def test_a_wrong_setting_ends_the_start_and_names_itself(
     assert await registry.labels("cross-encoder") == []
 
 
-async def test_its_labels_move_and_come_back_like_any(started, exported: Exported, registry: Registry, tmp_path: Path):
+async def test_its_labels_move_and_come_back_like_any_and_neither_a_job_nor_an_evaluation_takes_it(
+    corpus: str, started, exported: Exported, tmp_path: Path
+):
     remember(exported, tmp_path / "state", tmp_path / "artifacts")
     store = ArtifactStore(tmp_path / "artifacts")
     with store.writer("checkpoint", "checkpoints") as writer:
@@ -156,13 +158,6 @@ async def test_its_labels_move_and_come_back_like_any(started, exported: Exporte
         assert (back.versions, back.revision) == ((exported.artifact.id,), 3)
         assert (await labels.get_rollouts(space_id="cross-encoder")).label.versions[0] == exported.artifact.id
         assert (await labels.get_rollouts()).label.revision == 1, "the sentence encoder's label has not moved"
-
-
-async def test_neither_a_job_nor_an_evaluation_takes_a_cross_encoder(
-    corpus: str, started, exported: Exported, tmp_path: Path
-):
-    remember(exported, tmp_path / "state", tmp_path / "artifacts")
-    async with started(exported.directory) as trainer:
         with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, from which no job can start"):
             await trainer.start_job(corpus=corpus, run_ids=["r"], base_version=exported.artifact.id)
         with pytest.raises(errors.FailedPrecondition, match="is a cross-encoder, which gives no vectors"):
@@ -191,14 +186,14 @@ async def test_redis_is_waited_for_and_a_row_of_a_newer_release_is_not():
     ],
 )
 async def test_a_record_of_a_newer_release_or_a_damaged_one_costs_the_trainer_only_what_it_concerns(
-    space: Space, settings: dict[str, Any], redis_url: str, namespace: str, registry: Registry, kind: str, number: str
+    space: Space, settings: dict[str, Any], namespace: str, registry: Registry, kind: str, number: str
 ):
     await Checkpoints(ArtifactStore(settings["artifacts_dir"]), registry).register(space.version)
     (row,) = await registry.checkpoints.all()
     await registry.checkpoints.set_space(row.space_id, space.version, default=True)
     for label in ("stable", "canary"):
         await registry.set_label(row.space_id, label, space.version)
-    redis: Any = connect(redis_url)
+    redis: Any = registry._redis
     key = f"{key_prefix(namespace)}checkpoint:{space.version}"
     manifest = settings["artifacts_dir"] / "checkpoints" / space.version / "manifest.json"
     if kind == "manifest":
@@ -213,7 +208,6 @@ async def test_a_record_of_a_newer_release_or_a_damaged_one_costs_the_trainer_on
         await redis.sadd(keys.deleted, "j")
     else:
         await redis.hset(f"{key_prefix(namespace)}label:{row.space_id}:{kind}", "format_version", number)
-    await redis.aclose()
     async with build(TrainerSettings(**settings)) as server:
         await until(lambda: server.readiness.answers)
         client = TrainerClient(Channel(f"127.0.0.1:{server.port}", timeout_s=5))

@@ -107,8 +107,9 @@ async def test_a_generation_that_cannot_be_activated_keeps_the_old_pair_serving(
     assert (await world.trainer.get_checkpoint(tandem.version)).labels == ()
 
 
-async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(
-    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("label_moves", [False, True])
+async def test_a_corpus_or_label_that_somebody_moves_during_a_publication_is_left_as_they_want_it(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch, label_moves: bool
 ) -> None:
     tandem = await world.tandem(pairs[0])
     activate = IndexClient.activate
@@ -116,13 +117,16 @@ async def test_a_corpus_that_moved_meanwhile_is_left_as_it_is(
     async def overtaken(self: IndexClient, corpus: str, generation: str, **options: Any) -> Any:
         monkeypatch.setattr(IndexClient, "activate", activate)
         await world.index.build(corpus, PREMISES[:40])
+        if label_moves:
+            await world.rows.set_label(tandem.space_id, "stable", pairs[0].premise_version)
         return await activate(self, corpus, generation, **options)
 
     monkeypatch.setattr(IndexClient, "activate", overtaken)
     with pytest.raises(errors.Aborted):
         await world.registry.publish(tandem.version, wait_s=20)
     assert await world.active() not in {tandem.generation, world.base}
-    assert await world.rows.labels(pairs[0].space_id) == []
+    left = [pairs[0].premise_version] if label_moves else []
+    assert [row.version for row in await world.rows.labels(tandem.space_id) if row.name != "previous"] == left
 
 
 async def test_an_answer_of_the_index_that_is_lost_is_no_failure(
@@ -305,10 +309,7 @@ async def test_a_publication_that_is_cancelled_while_encoders_are_waited_for_lea
     monkeypatch.setattr("services.store.registry.HEARTBEAT_TTL_S", 600)
     tandem, before = await world.tandem(pairs[0]), await world.served()
     await world.rows.heartbeat("encoder-2")  # lives, and never answers
-    publishing = another_trainer(world)
-    active = await publishing.active(world.corpus)
-    call = publishing.publish(tandem, active, wait_s=60, **UNASKED)
-    task = asyncio.create_task(call)
+    task = await publishing_elsewhere(world, tandem)
     await eventually(world.spaces, is_so=lambda loaded: tandem.space_id in loaded)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -346,10 +347,7 @@ async def test_a_space_that_another_trainer_is_about_to_activate_is_not_closed(
         return await activate(self, corpus, generation, **options)
 
     monkeypatch.setattr(IndexClient, "activate", hesitating)
-    publishing = another_trainer(world)
-    active = await publishing.active(other.corpus)
-    call = publishing.publish(theirs, active, wait_s=20, **UNASKED)
-    slower = asyncio.create_task(call)
+    slower = await publishing_elsewhere(other, theirs)
     await asyncio.wait_for(about.wait(), 30)
     faster = asyncio.create_task(world.registry.publish(ours.version, wait_s=20))
     await asyncio.wait([faster], timeout=2.0)  # time enough to close the other one's space
@@ -357,24 +355,6 @@ async def test_a_space_that_another_trainer_is_about_to_activate_is_not_closed(
     await asyncio.gather(slower, faster)
     assert await world.served() == (ours.version, ours.generation)
     assert await other.served() == (theirs.version, theirs.generation)
-
-
-async def test_a_label_that_somebody_moves_during_a_publication_that_fails_stays_where_they_want_it(
-    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tandem, before = await world.tandem(pairs[0]), await world.served()
-
-    async def overtaken(self: IndexClient, *arguments: Any, **options: Any) -> Any:
-        await world.rows.set_label(tandem.space_id, "stable", pairs[0].premise_version)
-        raise errors.Aborted("another generation is active")
-
-    monkeypatch.setattr(IndexClient, "activate", overtaken)
-    with pytest.raises(errors.Aborted, match="another generation"):
-        await world.registry.publish(tandem.version, wait_s=20)
-    assert await world.served() == before
-    row = await world.rows.label(tandem.space_id, "stable")
-    assert row is not None
-    assert row.version == pairs[0].premise_version
 
 
 async def test_a_publication_whose_trainer_dies_after_the_switch_answers_its_retry_with_the_generation(
@@ -399,17 +379,11 @@ async def test_a_publication_whose_trainer_dies_after_the_switch_answers_its_ret
         assert "without validation queries" in again.not_compared, "the first answer"
 
 
-UNASKED: Any = {
-    "precision": "float32",
-    "compared": None,
-    "expected_revision": None,
-    "force": False,
-    "request": Request("", "", {}),
-    "answer": "",
-}
-
-
-def another_trainer(world: TandemWorld) -> TandemPublisher:
-    """Publishes in the same namespace."""
+async def publishing_elsewhere(world: TandemWorld, tandem: Tandem) -> asyncio.Task[Any]:
+    """Begins a publication by another trainer of the same namespace."""
     space: Any = SimpleNamespace(space_id=world.space.space_id)
-    return TandemPublisher(world.rows, world.index, world.tandems, world.space.store, space)
+    trainer = TandemPublisher(world.rows, world.index, world.tandems, world.space.store, space)
+    active = await trainer.active(world.corpus)
+    unasked: dict[str, Any] = {"precision": "float32", "compared": None, "expected_revision": None, "force": False}
+    call = trainer.publish(tandem, active, wait_s=60, request=Request("", "", {}), answer="", **unasked)
+    return asyncio.create_task(call)

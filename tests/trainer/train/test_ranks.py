@@ -34,9 +34,6 @@ def test_the_shares_of_a_batch_are_disjoint_and_their_mean_is_the_sum():
     shares = [Rank(number, 3).share(units) for number in range(3)]
     assert sorted(np.concatenate([own for own, _ in shares])) == list(range(7))
     assert sum(own.sum() * weight for own, weight in shares) / 3 == units.sum()
-
-
-def test_a_process_without_a_unit_takes_part_without_weight():
     assert [weight for _, weight in (Rank(n, 3).share(np.arange(1)) for n in range(3))] == [3.0, 0.0, 0.0]
 
 
