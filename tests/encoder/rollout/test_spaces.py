@@ -26,8 +26,8 @@ async def other(artifact_store: ArtifactStore, tiny_checkpoint: TinyCheckpoint, 
     return premise, query
 
 
-async def opened(registry: Registry, query: TinyCheckpoint, label: str = "stable") -> None:
-    rollout = await rolled_out(registry, OTHER, label, query.version)
+async def opened(registry: Registry, query: TinyCheckpoint) -> None:
+    rollout = await rolled_out(registry, OTHER, "stable", query.version)
     assert rollout.ok, rollout.reason
 
 

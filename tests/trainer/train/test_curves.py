@@ -105,17 +105,16 @@ def test_a_job_that_was_killed_goes_on_in_its_run_and_no_step_stands_there_twice
     assert len(drawn[f"{CONFIGURATION}/text_summary"]) == 1
 
 
-def test_without_validation_queries_no_map_is_drawn(make_job: MakeJob, tmp_path: Path):
-    files = make_job(epochs=1, validation=[], means=ComputeOptions(tensorboard_dir=str(tmp_path / "events")))
-    trained(files)
-    assert VALIDATION not in shown(tmp_path / "events" / files.plan().job_id)
-
-
-def test_without_a_directory_nothing_is_drawn(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_directory_nothing_is_drawn_and_without_validation_queries_no_map(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     files = make_job(epochs=1)
     trained(files)
     assert [path.name for path in tmp_path.iterdir()] == [files.directory.name]
+    files = make_job(epochs=1, validation=[], means=ComputeOptions(tensorboard_dir=str(tmp_path / "events")))
+    trained(files)
+    assert VALIDATION not in shown(tmp_path / "events" / files.plan().job_id)
 
 
 def test_a_disk_that_fills_up_ends_the_curves_and_not_the_job(
