@@ -25,6 +25,7 @@ from services.trainer.jobs.runner import base_model_of
 from services.trainer.models.base_model import FILES
 from support.models.tiny_base_models import write_sentence_model
 from support.waiting import until
+from support.worlds.tandem_world import PREMISES
 from support.worlds.trainer_world import FACTS, QUERIES, TrainerWorld
 
 COMMIT = "a" * 40
@@ -37,6 +38,7 @@ async def test_a_cross_encoder_learns_to_rerank_what_a_mode_retrieves_is_publish
     world: TrainerWorld, tmp_path: Path
 ):
     write_sentence_model(tmp_path / "another", "mpnet")
+    await world.index.build(world.corpus, PREMISES)  # with what mode iterative_lexical needs
     options = {"targets": "grades", "candidates": "iterative_lexical", "negatives": "random"}
     job = await world.start(mode="cross_encoder", base_model="another", epochs=1, **options)
     config = job.config
