@@ -21,6 +21,7 @@ from aeenc import Channel, errors
 from aeenc.oracle import ABSTAINS, BAD_FACT, EXPLAINS, REFUSES, UNSEEN, Candidate, Task, Verdict, serve_until_signal
 from aeenc.oracles.client import Answer, OracleClient
 from aeenc.oracles.composite import CompositeOracle
+from aeenc.oracles.remote import RemoteOracle
 from support.waiting import reached
 
 
@@ -274,6 +275,8 @@ async def test_a_token_is_needed_where_one_is_set_and_its_line_end_is_no_part_of
         ("127.0.0.1:0", {"token": "", "allow_insecure": True}, "token: is empty"),
         ("0.0.0.0:0", {"token": "  ", "allow_insecure": True}, "token: is empty"),
         ("127.0.0.1:0", {"token": "se cret"}, "token: .*not visible ASCII"),
+        ("127.0.0.1", {}, "address: is '127.0.0.1'; give HOST:PORT"),
+        ("127.0.0.1:70000", {"token": "secret"}, "address: is '127.0.0.1:70000'; give HOST:PORT"),
     ],
 )
 async def test_an_oracle_refuses_to_listen_without_a_secret_that_a_caller_can_send(
@@ -281,6 +284,19 @@ async def test_an_oracle_refuses_to_listen_without_a_secret_that_a_caller_can_se
 ) -> None:
     with pytest.raises(errors.InvalidArgument, match=told):
         await WordOracle().start(address, **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "told"),
+    [
+        ("127.0.0.1", {}, "target: '127.0.0.1' is not an address"),
+        ("127.0.0.1:1", {"timeout_s": 0}, "timeout_s: must be seconds above 0"),
+        ("example.org:1", {"token": "secret"}, "plain_token: is off"),
+    ],
+)
+def test_what_reaches_no_other_oracle_is_refused_before_a_task_asks_it(target, options, told) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(errors.InvalidArgument, match=told):
+        RemoteOracle(target, **options)
 
 
 async def test_a_socket_of_this_machine_needs_no_token_and_is_told_as_it_was_given() -> None:

@@ -250,9 +250,10 @@ class Oracle:
     ) -> OracleServer:
         """Starts serving and returns at once. Beyond loopback it needs a token, unless `allow_insecure`.
 
-        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address, for a token
-        that is empty or that no header holds, and for files that are no key pair.
+        With `cert` and `key` (PEM files) it speaks TLS. Raises InvalidArgument for an open address or one without a
+        port, for a token that is empty or that no header holds, and for files that are no key pair.
         """
+        port = _port_of(address)
         if (cert is None) != (key is None):
             raise errors.InvalidArgument("cert and key belong together; give both or neither")
         if token is not None and not token.strip():
@@ -264,7 +265,7 @@ class Oracle:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((_Servicer(self, credential(token)).handlers(),))
         try:
-            _check_free(address)
+            _check_free(address, port)
             if cert is None or key is None:
                 port = server.add_insecure_port(address)
             else:
@@ -275,13 +276,22 @@ class Oracle:
         return OracleServer(server, port)
 
 
-def _check_free(address: str) -> None:
+def _port_of(address: str) -> int:
+    """Returns a port, 0 for a socket. Raises InvalidArgument for what gRPC would take: no port for 443, 65536 for 0."""
+    port = "0" if is_socket(address) else address.rpartition(":")[2]
+    if not port.isdecimal() or int(port) >= 1 << 16:
+        remedy = "give HOST:PORT, such as 127.0.0.1:50060, or unix:PATH"
+        raise errors.InvalidArgument.field("address", f"is {shown(address)}; {remedy}")
+    return int(port)
+
+
+def _check_free(address: str, port: int) -> None:
     """Raises RuntimeError, as gRPC does, for an address that is taken: gRPC prints a line of its own before it."""
-    host, _, port = address.rpartition(":")
-    if port.isdecimal() and 0 < int(port) < 1 << 16:
+    if port:
+        host = address.rpartition(":")[0]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            socket.create_server((host.strip("[]"), int(port)), family=family).close()
+            socket.create_server((host.strip("[]"), port), family=family).close()
         except OSError as error:
             raise RuntimeError(str(error)) from error
 

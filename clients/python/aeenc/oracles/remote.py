@@ -11,8 +11,9 @@ from aeenc import values
 from aeenc.errors import Unavailable
 from aeenc.oracle import Answer, Oracle, Task, Verdict
 from aeenc.oracles.client import OracleClient
+from aeenc.transport.addresses import split
 from aeenc.transport.channel import Channel
-from aeenc.transport.checks import refuse_plain_token
+from aeenc.transport.checks import check_seconds, refuse_plain_token
 from aeenc.v1 import oracle_pb2
 
 TIMEOUT_S = 3600.0  # a person may answer
@@ -22,7 +23,8 @@ class RemoteOracle(Oracle):
     """Answers as the oracle at `target` does; a verdict without an annotator gets the answer's.
 
     Connects at the first task, in the event loop that serves it. Raises as the remote oracle does, and Unavailable when
-    it gives no answer, or two. Raises InvalidArgument for a token that would travel plain to another host.
+    it gives no answer, or two. Raises InvalidArgument for a malformed address or time limit, and for a token that would
+    travel plain to another host.
     """
 
     def __init__(
@@ -38,7 +40,8 @@ class RemoteOracle(Oracle):
         self.name = f"remote-{target}"
         self._target = target
         self._options: dict[str, Any] = {"token": token, "ca": ca, "tls": tls, "plain_token": plain_token}
-        self._options["timeout_s"] = timeout_s
+        self._options["timeout_s"] = check_seconds(timeout_s)
+        split(target, tls=bool(tls or ca))
         refuse_plain_token(target, **self._options)
         self._client: OracleClient | None = None
 
