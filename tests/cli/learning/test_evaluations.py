@@ -11,6 +11,7 @@ from ir_measures import AP
 from aeenc import Client, errors, values
 from aeenc.blocking import BlockingTrainerClient
 from aeenc.cli.corpus import corpus_name
+from aeenc.cli.learning import evaluation
 from aeenc.cli.learning.loop import rounds_table
 from aeenc.cli.learning.reports import report_dict, report_tables
 from aeenc.cli.output import metrics_table
@@ -76,6 +77,12 @@ async def test_an_encoder_is_compared_with_the_one_before(aeenc, fleet, trees):
     fleet.trainer.reports = [report(ranks=ranks, model_version="q8"), report(ranks=ranks)]
     shown = (await aeenc("evaluate", "--data", trees, "--against", "previous")).stdout
     assert "against q8, MAP 0.625: no difference shown (+.000, p 1.000)" in shown
+
+
+async def test_a_corpus_that_another_evaluation_deletes_meanwhile_is_told(aeenc, fleet, trees, monkeypatch):
+    monkeypatch.setattr(evaluation, "ensure_corpus", lambda *_, **__: "eval-gone")
+    ended = await aeenc("--json", "evaluate", "--data", trees)
+    assert (ended.code, "'eval-gone' was deleted meanwhile" in ended.error["message"]) == (4, True)
 
 
 async def test_figures_stand_beside_those_with_premises_folded_that_say_the_same(aeenc, fleet, trees):

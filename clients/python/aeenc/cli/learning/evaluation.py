@@ -24,7 +24,7 @@ from aeenc.cli.learning.retrieval import Label, check_model, retrieval_of
 from aeenc.cli.options import taking
 from aeenc.cli.output import Output, Report, comparison_dict, outcome_words, output_of
 from aeenc.cli.targets import client
-from aeenc.errors import AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
+from aeenc.errors import Aborted, AeencError, FailedPrecondition, InvalidArgument, PermissionDenied
 from aeenc.evaluation import (
     UNRANKED,
     Gold,
@@ -115,7 +115,9 @@ def candidates_of(
         else:
             corpus = ensure_corpus(client, dataset, progressed, fold_same=fold_same)
     active = {one.corpus: one.active.id for one in client.index.list_corpora()}
-    held, holder = generation or active[corpus], f"evaluate-{uuid.uuid4().hex[:12]}"
+    held, holder = generation or active.get(corpus, ""), f"evaluate-{uuid.uuid4().hex[:12]}"
+    if not held:  # another evaluation on these data has built it, and ended
+        raise Aborted(f"corpus {corpus!r} was deleted meanwhile; evaluate again")
     with suppress(PermissionDenied):  # without the admin's credential nothing is built, either
         client.index.hold(corpus, held, holder)
     try:
