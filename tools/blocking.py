@@ -53,13 +53,13 @@ class _Module:
     def __init__(self, name: str) -> None:
         self.name = name
         self.tree = ast.parse((SDK / f"{name}.py").read_text(encoding="utf-8"))
-        self.aliases = {
-            target.id: node.value
-            for node in self.tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
+        self.aliases = _aliases(self.tree)
+        self.meanings = dict(self.aliases)
+        for node in self.tree.body:
+            path = SDK.parent / f"{(getattr(node, 'module', None) or '').replace('.', '/')}.py"
+            if isinstance(node, ast.ImportFrom) and path.is_file():
+                theirs = _aliases(ast.parse(path.read_text(encoding="utf-8")))
+                self.meanings |= {one.name: theirs[one.name] for one in node.names if one.name in theirs}
         self._used: set[str] = set()
 
     @property
@@ -100,6 +100,17 @@ class _Module:
                 for alias in node.names:
                     if (alias.asname or alias.name) in wanted:
                         yield f"import {ast.unparse(alias)}"
+
+
+def _aliases(tree: ast.Module) -> dict[str, ast.expr]:
+    """Returns what a module assigns to names, such as those of its types."""
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def _face(module: _Module) -> str:
@@ -205,7 +216,7 @@ def _lent(module: _Module, argument: ast.arg) -> str:
     """Writes how an argument is handed on: as it is, or so that its code runs in the caller's thread."""
     annotation = ast.unparse(argument.annotation) if argument.annotation else ""
     meaning = annotation
-    for alias, value in module.aliases.items():
+    for alias, value in module.meanings.items():
         if alias in annotation:
             meaning += f" {ast.unparse(value)}"
     if "AsyncIterable[" in meaning:

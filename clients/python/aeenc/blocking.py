@@ -610,7 +610,9 @@ class BlockingPeopleClient:
         InvalidArgument or NotFound for an addition that may not explain this query.
         """
         return run(
-            self._awaiting.submit(lease, verdicts, seen_upto=seen_upto, elapsed_s=elapsed_s, client_seq=client_seq)
+            self._awaiting.submit(
+                lease, given(verdicts), seen_upto=seen_upto, elapsed_s=elapsed_s, client_seq=client_seq
+            )
         )
 
     def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
@@ -623,11 +625,11 @@ class BlockingPeopleClient:
         What is left out stays as it is; additions, written facts and intermediates join those of before. The run's
         tree grows below what is accepted now. Returns the id of the answer that is valid from now on.
         """
-        return run(self._awaiting.amend(answer_id, verdicts, annotator, request_id=request_id))
+        return run(self._awaiting.amend(answer_id, given(verdicts), annotator, request_id=request_id))
 
     def adjudicate(self, run_id: str, task_id: str, verdicts: Verdicts, annotator: str, *, request_id: str = "") -> str:
         """Decides a conflict: verdicts on all candidates in conflict, and on others if they are to change."""
-        return run(self._awaiting.adjudicate(run_id, task_id, verdicts, annotator, request_id=request_id))
+        return run(self._awaiting.adjudicate(run_id, task_id, given(verdicts), annotator, request_id=request_id))
 
     def close(
         self, run_id: str, task_id: str, annotator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""

@@ -20,7 +20,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -154,6 +154,11 @@ class Answer(Generic[VerdictsT]):
     inference: str = ""
     node_verdict: NodeVerdictName | int | None = None
     annotator: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("verdicts", "additions", "written", "intermediates", "alternatives"):
+            if isinstance(given := getattr(self, name), Iterator):  # the code of whoever makes the answer
+                object.__setattr__(self, name, list(given))
 
     def to_proto(self, task_id: str = "") -> oracle_pb2.Answer:
         """Converts to the message. Ids in a list explain. Raises InvalidArgument, naming what cannot be sent."""
