@@ -137,7 +137,7 @@ def test_compare_shows_graded_metrics_for_graded_qrels_alone(tmp_path: Path):
     first, second, qrels = (tmp_path / name for name in ("first", "second", "qrels"))
     write_run(first, [("q", [("b", 3.0), ("x", 2.0), ("a", 1.0)])], "first")
     write_run(second, [("q", [("a", 3.0), ("b", 2.0)])], "second")
-    words = ["--json", "compare", str(first), str(second), "--qrels", str(qrels), "--rounds", "100"]
+    words = ["--json", "compare", str(first), str(second), "--qrels", str(qrels)]
     write_qrels(qrels, [("q", {"a": 6, "b": 1, "x": 0, "c": 2})])
     found = json.loads(CliRunner().invoke(app, words).stdout)
     places, grades = ranks_of({"q": {"a": 1, "b": 2}}, {"q": ["a", "b", "x", "c"]})[0].tolist(), [6, 1, 0, 2]

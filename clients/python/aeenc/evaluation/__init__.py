@@ -30,10 +30,9 @@ from aeenc.evaluation.graded import (
     oracle_ndcg,
     recall_by_grade,
 )
-from aeenc.evaluation.leaves import LeafRecall, leaf_recall, normalised
+from aeenc.evaluation.leaves import leaf_recall, normalised
 from aeenc.evaluation.metrics import (
     UNRANKED,
-    Difference,
     Metrics,
     Outcome,
     average_precision,
@@ -44,8 +43,8 @@ from aeenc.evaluation.metrics import (
     ndcg,
     paired_randomisation_test,
 )
-from aeenc.evaluation.proofs import Overlap, Prediction, TreeScore, mean_scores, read_predictions, score_trees
-from aeenc.evaluation.strata import Strata, Stratum, by_depth, by_overlap, by_split, metrics_by, word_overlap
+from aeenc.evaluation.proofs import Prediction, mean_scores, read_predictions, score_trees
+from aeenc.evaluation.strata import Strata, by_depth, by_overlap, by_split, metrics_by, word_overlap
 from aeenc.evaluation.textgraphs import RatedDataset, RatedQuery, RatedSet, read_textgraphs
 from aeenc.evaluation.trec import (
     Run,
@@ -61,14 +60,11 @@ from aeenc.evaluation.trec import (
 
 __all__ = [
     "UNRANKED",
-    "Difference",
     "Gain",
     "Gold",
     "GradedMetrics",
-    "LeafRecall",
     "Metrics",
     "Outcome",
-    "Overlap",
     "Prediction",
     "Question",
     "RatedDataset",
@@ -78,8 +74,6 @@ __all__ = [
     "SelectionMetrics",
     "Source",
     "Strata",
-    "Stratum",
-    "TreeScore",
     "accessible_folded",
     "accessible_of",
     "analogy_scores",

@@ -1,23 +1,17 @@
 """Records of runs as files for other programs: pairs, triplets, BEIR; lists for provers. Trees: `aeenc.trees`."""
 
-from aeenc.exports.beir import Beir, gold_judgements, write_beir, write_pairs_as_beir
+from aeenc.exports.beir import gold_judgements, write_beir, write_pairs_as_beir
 from aeenc.exports.judgements import (
     Judgements,
-    Triplet,
-    Triplets,
     judgements_of,
     last_words,
-    triplets_of,
     write_triplets,
 )
 from aeenc.exports.pairs import read_pairs, write_pairs
 from aeenc.exports.task3 import conclusions_of, task3_record, task3_sentences, write_task3
 
 __all__ = [
-    "Beir",
     "Judgements",
-    "Triplet",
-    "Triplets",
     "conclusions_of",
     "gold_judgements",
     "judgements_of",
@@ -25,7 +19,6 @@ __all__ = [
     "read_pairs",
     "task3_record",
     "task3_sentences",
-    "triplets_of",
     "write_beir",
     "write_pairs",
     "write_pairs_as_beir",

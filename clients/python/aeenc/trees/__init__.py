@@ -1,6 +1,6 @@
 """Entailment trees: values, EntailmentBank files, directories of them, drawings."""
 
-from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate, Dataset, GoldQuery, content_id, numbered
+from aeenc.trees.dataset import EVERYTHING, FACTS, Accessible, Candidate, Dataset, content_id, numbered
 from aeenc.trees.drawing import draw, to_svg
 from aeenc.trees.files import read_trees, record_from_tree, tree_from_record, write_trees
 from aeenc.trees.folds import HELD_OUT, folds_of, unseen_folds, write_folds
@@ -14,7 +14,6 @@ __all__ = [
     "Accessible",
     "Candidate",
     "Dataset",
-    "GoldQuery",
     "Step",
     "Tree",
     "content_id",

@@ -57,8 +57,6 @@ def compare(
     qrels: Annotated[
         Path, typer.Option(help="Qrels of both, TREC's or BEIR's; grades other than 0 and 1 add graded metrics.")
     ],
-    rounds: Annotated[int, typer.Option(min=100, max=1_000_000, help="Of the randomisation.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the randomisation.")] = 0,
 ) -> None:
     """Compares two systems: metrics of both, and p of a paired randomisation test, two-sided, over queries."""
     rated = read_grades(qrels)
@@ -83,10 +81,7 @@ def compare(
             for row, per_query in zip(metrics, by_query[name], strict=True):
                 row[name] = float(np.mean(per_query))
         recalls = [recall_by_grade([one.tolist() for one in row], grades, LENGTHS) for row in places]
-    p_values = {
-        name: paired_randomisation_test(*(np.array(row) for row in both), rounds=rounds, seed=seed)
-        for name, both in by_query.items()
-    }
+    p_values = {name: paired_randomisation_test(*(np.array(row) for row in both)) for name, both in by_query.items()}
     rows = [
         (
             name,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from aeenc.cli.corpus import LAYOUTS
 from aeenc.cli.learning.jobs import TRAINING_SPLIT, recipe_of
-from aeenc.cli.learning.reports import report_dict
+from aeenc.cli.learning.reports import SHOWN, report_dict
 from aeenc.cli.learning.runs import hypotheses_of
 from aeenc.cli.options import taking
 from aeenc.cli.output import output_of, table
@@ -21,7 +21,6 @@ from aeenc.loop import STABLE, Journal, Loop, LoopPlan, Round
 from aeenc.transport.targets import home
 
 FULL_CORPUS = "full-corpus-softmax"
-SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 
 
 def rounds_table(rounds: list[Round]) -> Table:

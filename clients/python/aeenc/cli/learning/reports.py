@@ -17,7 +17,7 @@ GAINS = {Gain.LINEAR: "linear", Gain.EXPONENTIAL: "exponential", Gain.TEXTGRAPHS
 _GRADED = {f"NDCG {name}": f"ndcg_{gain.value}" for gain, name in GAINS.items()} | {
     f"oracle NDCG@200 {name}": f"oracle_ndcg_{gain.value}" for gain, name in GAINS.items()
 }
-_SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
+SHOWN = ("MAP", "NDCG", "Hit@10", "Hit@50")
 _FEW = ("MAP", "Hit@10")
 FOLDED = ", folded"
 
@@ -73,25 +73,11 @@ def report_tables(report: Mapping[str, Any], *, whole: bool = True) -> list[Tabl
     }
     rows = [[name, *(f"{one[name]:.3f}" for one in columns.values())] for name in (METRIC_FIELDS if whole else _FEW)]
     made = [table(["metric", *columns], rows, right=len(columns))]
-    for name in report.get("by", {}):
-        measured = [
-            (band, *(f"{one[metric]:.3f}" for metric in _SHOWN), one["queries"], one["pairs"])
-            for band, one in _beside(report["by"], folded.get("by", {}), name)
-        ]
-        made.append(table([f"by {name} (strict)", *_SHOWN, "queries", "pairs"], measured, right=len(_SHOWN) + 2))
+    made += [_bands(f"by {name}", _beside(report["by"], folded.get("by", {}), name)) for name in report.get("by", {})]
     if not whole:
         return made
     if "parts" in report:
-        parts = [
-            (
-                name,
-                *(f"{part['strict'][metric]:.3f}" if "strict" in part else "" for metric in _SHOWN),
-                part["queries"],
-                part["pairs"],
-            )
-            for name, part in _beside(report, folded, "parts")
-        ]
-        made.append(table(["part (strict)", *_SHOWN, "queries", "pairs"], parts, right=len(_SHOWN) + 2))
+        made.append(_bands("part", _beside(report, folded, "parts")))
     if "trees" in report:
         names = ("Recall@25", "Recall@25 micro", "AllCorrect@25")
         rows = [
@@ -106,6 +92,16 @@ def report_tables(report: Mapping[str, Any], *, whole: bool = True) -> list[Tabl
         for one, beside in zip(graded, ("", FOLDED), strict=False):
             made.append(recall_table(f"recall of grade{beside}", one["recall_by_grade"]))
     return made
+
+
+def _bands(title: str, parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Table:
+    """Makes a table of parts of the pairs: the metrics of each under the strict protocol, if there, and its counts."""
+    rows = []
+    for name, one in parts:
+        metrics = one.get("strict", one)
+        figures = (f"{metrics[metric]:.3f}" if metric in metrics else "" for metric in SHOWN)
+        rows.append((name, *figures, one["queries"], one["pairs"]))
+    return table([f"{title} (strict)", *SHOWN, "queries", "pairs"], rows, right=len(SHOWN) + 2)
 
 
 def _beside(report: Mapping[str, Any], folded: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
