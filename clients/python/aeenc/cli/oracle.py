@@ -76,9 +76,6 @@ RemoteToken = Annotated[
     str | None, typer.Option(envvar="AEENC_REMOTE_ORACLE_TOKEN", help="Credential of the other oracle.")
 ]
 RemoteTimeout = Annotated[float, typer.Option(min=0.1, help="Seconds that the other oracle may take for a task.")]
-Accept = Annotated[float, typer.Option(min=0, max=1, help="Probability from which on a premise explains.")]
-Refuse = Annotated[float, typer.Option(min=0, max=1, help="Probability up to which it is refused; between: abstain.")]
-Label = Annotated[str | None, typer.Option(help="The model's label that means yes.  [default: entail…]")]
 
 
 def remote_oracle(
@@ -93,9 +90,11 @@ def remote_oracle(
 
 @collected
 def model_of(
-    accept: Accept = 0.8,
-    refuse: Refuse = 0.2,
-    label: Label = None,
+    accept: Annotated[float, typer.Option(min=0, max=1, help="Probability from which on a premise explains.")] = 0.8,
+    refuse: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability up to which it is refused; between: abstain.")
+    ] = 0.2,
+    label: Annotated[str | None, typer.Option(show_default="entail…", help="The model's label that means yes.")] = None,
     premise_first: Annotated[
         bool | None,
         typer.Option(
@@ -127,16 +126,14 @@ def model(
     serve(ModelOracle(directory, **options), place, output_of(context))
 
 
-@taking(place=place_of)
+@taking(place=place_of, options=model_of)
 def composite(
     context: typer.Context,
     place: dict[str, Any],
+    options: dict[str, Any],
     trees: Trees = None,
     split: Split = "train",
     model: Annotated[Path | None, typer.Option(help="A model's directory, as of `aeenc oracle model`.")] = None,
-    accept: Accept = 0.8,
-    refuse: Refuse = 0.2,
-    label: Label = None,
     remote: Remote = None,
     remote_token: RemoteToken = None,
     remote_timeout: RemoteTimeout = TIMEOUT_S,
@@ -149,7 +146,7 @@ def composite(
     if trees is not None:
         stages.append(GoldOracle(load_data(trees), split))
     if model is not None:
-        stages.append(ModelOracle(model, accept=accept, refuse=refuse, label=label))
+        stages.append(ModelOracle(model, **options))
     if remote is not None:
         stages.append(remote_oracle(context, remote, remote_token, timeout_s=remote_timeout))
     if len(stages) < 2:

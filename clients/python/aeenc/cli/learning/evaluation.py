@@ -141,11 +141,6 @@ def explain_training(client: Client, corpus: str, dataset: Source) -> None:
     client.index.put_explanations(corpus, gold, replace=True)
 
 
-def _generation_of(client: Client, corpus: str, version: str | None) -> str:
-    """Finds the generation of a corpus that a version needs; "" is the active one."""
-    return generation_for(client, corpus, version, None) if version is not None else ""
-
-
 def _check_explained(data: Path, dataset: Source) -> None:
     """Raises InvalidArgument for data without explanations that a prior learns from."""
     if TRAINING_SPLIT not in dataset.splits:
@@ -225,9 +220,10 @@ def evaluate(
     with ExitStack() as stack:
         connected = stack.enter_context(client(context))
         lent = partial(candidates_of, out, connected, dataset, version, keep=keep, explain=bool(prior))
-        corpus, generation = (
-            (corpus, _generation_of(connected, corpus, version)) if corpus else stack.enter_context(lent())
-        )
+        if not corpus:
+            corpus, generation = stack.enter_context(lent())
+        else:
+            generation = generation_for(connected, corpus, version, None) if version is not None else ""
         evaluated = partial(
             connected.trainer.evaluate,
             queries=queries,
