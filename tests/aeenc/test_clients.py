@@ -4,6 +4,7 @@ import ast
 import inspect
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -18,7 +19,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 import aeenc
-from aeenc import blocking, errors, oracle, people, sampler
+from aeenc import blocking, errors, oracle, people, sampler, values
 from aeenc.calls import encoding, retrieval
 from aeenc.trees import Accessible
 from aeenc.v1 import encoder_pb2, index_pb2, oracle_pb2, people_pb2, sampler_pb2, trainer_pb2
@@ -175,3 +176,23 @@ def test_every_public_name_is_there_for_programs_and_for_type_checkers():
         assert getattr(aeenc, name) is not None
     with pytest.raises(AttributeError, match="module 'aeenc' has no attribute 'Cleint'"):
         aeenc.Cleint  # noqa: B018
+
+
+def test_what_a_person_answers_is_gone_through_in_the_callers_thread():
+    threads: list[threading.Thread] = []
+
+    def ids() -> Iterator[str]:
+        threads.append(threading.current_thread())
+        yield "p1"
+
+    with aeenc.connect(sampler="127.0.0.1:1", retry=False) as client:
+        asked, lease = client.people, values.Lease(lease_id="l")
+        for answering in (
+            lambda: asked.submit(lease, ids()),
+            lambda: asked.submit(lease, oracle.Answer([], additions=ids())),
+            lambda: asked.amend("a1", ids(), "ann"),
+            lambda: asked.adjudicate("r", "t", ids(), "ann"),
+        ):
+            with pytest.raises(errors.Unavailable):  # it was sent
+                answering()
+    assert threads == [threading.current_thread()] * 4

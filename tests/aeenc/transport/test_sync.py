@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import aeenc
-from aeenc import Answer, errors, values
+from aeenc import errors
 from aeenc.transport.sync import LOOP, Caller, _Loop, given
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from support.command import run_script
@@ -217,15 +217,6 @@ def test_what_goes_into_a_call_may_come_from_calls(client: Any, sampler: Sampler
     assert [len(batch.vectors) for batch in client.encoder.encode_stream([version] for version in versions)] == [1, 1]
     told = (client.encoder.encode([text]).model_version for text in ("a", "b"))
     assert len(client.encoder.encode(told).vectors) == 2
-    people, lease = client.people, values.Lease(lease_id="l")
-    for answering in (
-        partial(people.submit, lease),
-        lambda ids: people.submit(lease, Answer([], additions=ids)),
-        lambda ids: people.amend("a1", ids, "ann"),
-        lambda ids: people.adjudicate("r", "t", ids, "ann"),
-    ):
-        with pytest.raises(errors.Unimplemented, match="has no aeenc"):  # it was sent
-            answering(client.encoder.encode([text]).model_version for text in ("a", "b"))
 
 
 def test_an_iterable_is_gone_through_in_the_callers_thread_and_again_in_a_repeated_call(
