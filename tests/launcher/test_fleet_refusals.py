@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from aeenc import errors
+from services.kit import healthcheck
 from services.launcher import fleet as fleet_module
 from services.launcher import private_redis, processes
 from services.launcher.fleet import Fleet, Options
@@ -169,12 +170,18 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
         fleet.down()
 
 
-def test_an_oracle_that_does_not_listen_in_time_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("name", "listens"), [("gold", False), ("encoder", False), ("encoder", True)])
+def test_what_does_not_serve_in_time_is_named_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, listens: bool
+):
     monkeypatch.setattr(fleet_module, "START_S", 0.1)
-    process = ProcessId.of(os.getpid())
+    monkeypatch.setattr(healthcheck, "TIMEOUT_S", 0.1)
+    process, said = ProcessId.of(os.getpid()), rf"{name} does not serve after 0 s; .*{name}\.log says:"
     assert process is not None
-    with pytest.raises(errors.Unavailable, match=r"gold does not serve after 0 s; .*gold\.log says:"):
-        Fleet(tmp_path)._await_serving("gold", process, f"127.0.0.1:{free_port(set())}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if listens else free_port(set())
+        with pytest.raises(errors.Unavailable, match=said):
+            Fleet(tmp_path)._await_serving(name, process, f"127.0.0.1:{port}")
 
 
 def test_only_one_up_works_on_a_home_at_a_time(tmp_path: Path):
