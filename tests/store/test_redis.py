@@ -1,4 +1,4 @@
-"""Errors of Redis: UNAVAILABLE while it cannot serve, be its disk full; bugs of ours stay as they are."""
+"""Errors of Redis: UNAVAILABLE while it cannot serve, as on a full disk; bugs of ours stay as they are."""
 
 from __future__ import annotations
 
