@@ -21,6 +21,7 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.transport.sync import LOOP, Caller, _Loop, given
+from aeenc.transport.targets import Targets
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, sampler_pb2, sampler_pb2_grpc, types_pb2
 from support.command import run_script
 from support.worlds.index_world import HashedEncoder, vector_of
@@ -178,6 +179,7 @@ async def test_nothing_more_is_taken_of_a_callers_iterable_once_the_call_has_end
 def test_what_is_not_given_comes_from_the_environment_and_the_fleet(
     served: tuple[Servicer, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert [*vars(Targets()).values()][:5] == [f"127.0.0.1:{50051 + n}" for n in range(5)], "where neither says it"
     fleet = {"format_version": 1, "targets": {"encoder": served[1], "index": "127.0.0.1:1"}}
     (tmp_path / "fleet.json").write_text(json.dumps(fleet))
     monkeypatch.setenv("AEENC_HOME", str(tmp_path))
