@@ -208,7 +208,7 @@ class RetrieveOptions(Retrieval):
     ef_search: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("exclude", "splits", "only_ids", "tags", "rerank_versions"):  # of several requests
+        for name in ("exclude", "splits", "only_ids", "tags", "rerank_versions"):  # several requests go through them
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(listed(given, name)))
 

@@ -199,9 +199,9 @@ def evaluate(
     """Measures how well gold premises of a split are found, by an encoder or in a mode of Retrieve.
 
     Without --mode and the other options of Retrieve, by the encoder's cosines with all premises. With --json, all
-    metrics are there in any case. Quality by the words that premise and query share is
-    told, except with --conditioned or for more than 100,000 gold pairs. Where --data says which premises are accessible
-    to a query, no other is ranked for it.
+    metrics are there in any case. Quality by the words that premise and query share is told, except with --conditioned
+    or for more than 100,000 gold pairs. Where --data says which premises are accessible to a query, no other is ranked
+    for it.
     """
     check_model(label, version)
     if conditioned and run is not None:

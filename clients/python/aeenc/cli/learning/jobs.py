@@ -263,7 +263,7 @@ Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
 
 
 def find(client: Client, work_id: str) -> values.Run | values.Job:
-    """Finds the run or the job of this id. Raises NotFound when it is neither, or why a service cannot say so."""
+    """Finds the run or the job of this id. Raises NotFound when it is neither, else as a service does."""
     gets: tuple[Callable[[str], values.Run | values.Job], ...] = (client.sampler.get_run, client.trainer.get_job)
     failure: AeencError = NotFound(f"{work_id!r} is neither a run nor a job; `aeenc runs` and `aeenc jobs` list them")
     for get in gets:

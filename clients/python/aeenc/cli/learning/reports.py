@@ -61,8 +61,8 @@ def strata_dict(strata: Iterable[Stratum]) -> dict[str, Any]:
 def report_tables(report: Mapping[str, Any], *, whole: bool = True) -> list[Table]:
     """Makes the tables of `report_dict`: both protocols, the parts under the strict one, whole trees.
 
-    Unless `whole`, only MAP and Hit@10 of both protocols. Where `report` has what was measured with premises that say
-    the same made one (`folded`), its figures stand beside those without.
+    Unless `whole`, only MAP and Hit@10 of both protocols, and strata. Where `report` has what was measured with
+    premises that say the same made one (`folded`), its figures stand beside those without.
     """
     folded: Mapping[str, Any] = report.get("folded", {})
     columns = {
