@@ -47,7 +47,7 @@ _SUPPORTED_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")  # in this
 _PREMISE_PROMPTS = ("document", "passage", "corpus")
 # Their positions start after the padding token's id, which leaves fewer for tokens.
 _OFFSET_POSITIONS = {"roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet"}
-_OFFSET_POSITIONS |= {"longformer", "data2vec-text", "ibert", "luke"}
+_OFFSET_POSITIONS |= {"longformer", "data2vec-text", "ibert", "luke", "xmod", "lilt", "markuplm", "layoutlmv3", "esm"}
 
 
 @dataclass(frozen=True)

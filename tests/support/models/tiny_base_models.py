@@ -19,6 +19,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "roberta": {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
     "xlm-roberta": {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
     "data2vec-text": {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
+    "xmod": {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1, "languages": ["en"], "default_language": "en"},
     "modernbert": {
         **_SIZES,
         "num_hidden_layers": 3,  # one that sees everything, two with a window

@@ -162,7 +162,7 @@ def test_the_longest_text_is_the_least_of_all_limits(tmp_path: Path) -> None:
     assert spec_of(directory, max_tokens=500).max_tokens == POSITIONS
 
 
-@pytest.mark.parametrize("architecture", ["mpnet", "roberta", "data2vec-text"])
+@pytest.mark.parametrize("architecture", ["mpnet", "roberta", "data2vec-text", "xmod"])
 def test_positions_that_start_after_the_padding_are_not_counted_as_room(tmp_path: Path, architecture: str) -> None:
     directory = write_sentence_model(tmp_path, architecture)
     spec = spec_of(directory, max_tokens=500)
