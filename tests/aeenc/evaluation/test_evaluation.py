@@ -139,7 +139,8 @@ def test_two_runs_are_compared_by_a_paired_test(tmp_path: Path):
     found, _ = compared(first, second, *options)
     assert found["queries"] == 40
     assert found["second"]["MAP"] > found["first"]["MAP"] + 0.2
-    assert found["p"]["MAP"] < 0.01
+    assert found["p"]["MAP"] == pytest.approx(1 / 10_001), "no other assignment of signs is as extreme as the observed"
+    assert compared(second, first, *options)[0]["p"] == found["p"], "it is two-sided"
     same, _ = compared(first, first, *options)
     assert same["first"] == same["second"]
     assert set(same["p"].values()) == {1.0}
