@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import json
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from aeenc import errors, values
 from aeenc.evaluation.metrics import FEWEST
 from services.trainer.registry.checkpoints import CROSS_ENCODER
+from services.trainer.registry.quality_gate import compared
 from support.worlds.registry_world import BAD, GOOD, World, world
 
 __all__ = ["world"]
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results" / "table1-dev"
+ENCODERS = ("minilm", "ae-enc", "tml-single", "scl-single", "mnrl", "gist", "supcon", "ours", "ours-full")
+TRIALS = 60
+
+
+@pytest.mark.parametrize(
+    ("loss", "least", "most"), [(0.05, 0.95, 1.0), (0.0, 0.0, 0.1)], ids=["worse by .05 MAP", "equal"]
+)
+def test_on_200_queries_it_tells_what_is_worse_from_the_noise_between_real_encoders(
+    loss: float, least: float, most: float
+):
+    reports = [json.loads((RESULTS / f"{name}-0.json").read_bytes())["report"] for name in ENCODERS]
+    precisions = [np.array(report["strict_by_query"]["AP"]) for report in reports]
+    differences = [one - other for one, other in combinations(precisions, 2)]
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(TRIALS):
+        noise = differences[rng.integers(len(differences))]
+        drawn = rng.choice(noise - noise.mean(), 200) - loss
+        refused += compared(drawn.tolist(), "serving", [0.0] * 200).outcome == "WORSE"
+    assert least <= refused / TRIALS <= most
 
 
 async def test_a_measurably_worse_checkpoint_needs_force(world: World):
