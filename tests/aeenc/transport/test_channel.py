@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+import aeenc
 from aeenc import PATIENT, AsyncClient, Channel, EncoderClient, IndexClient, Retry, connect_async, errors, vectors
 from aeenc.transport import status
 from aeenc.transport.addresses import proxy_of
@@ -447,6 +448,15 @@ async def test_a_proxy_of_the_environment_is_for_other_machines_and_named_where_
     ):
         await EncoderClient(away).encode(["ice"])
     await away.close()
+
+
+def test_a_new_token_does_not_keep_the_rights_of_the_old_admin_token() -> None:
+    with aeenc.connect(token="t", admin_token="a") as client:
+        shown = [client, client.with_options(token="u"), client.with_options(token="u", admin_token="b")]
+        shown.append(client.with_options(admin_token="b"))
+        both = [(one._awaiting.index.channel, one._awaiting.registry.channel) for one in shown]
+    tokens = [tuple(channel._options["token"] for channel in channels) for channels in both]
+    assert tokens == [("t", "a"), ("u", "u"), ("u", "b"), ("t", "b")]
 
 
 @pytest.mark.parametrize("token", ["se cret", "tök", "a\nb", " \n", "\x00", "a" * 9000])

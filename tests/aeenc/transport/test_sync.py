@@ -149,15 +149,6 @@ def test_options_of_a_call_leave_the_client_as_it_is(served: tuple[Servicer, str
         assert client.encoder.encode(["slow"]).model_version == "v1"
 
 
-def test_a_new_token_does_not_keep_the_rights_of_the_old_admin_token() -> None:
-    with aeenc.connect(token="t", admin_token="a") as client:
-        shown = [client, client.with_options(token="u"), client.with_options(token="u", admin_token="b")]
-        shown.append(client.with_options(admin_token="b"))
-        both = [(one._awaiting.index.channel, one._awaiting.registry.channel) for one in shown]
-    tokens = [tuple(channel._options["token"] for channel in channels) for channels in both]
-    assert tokens == [("t", "a"), ("u", "u"), ("u", "b"), ("t", "b")]
-
-
 @pytest.mark.parametrize("value", ["a text", ["ice"], {"key": "ice"}, None, np.zeros(2)])
 def test_only_what_runs_a_callers_code_is_made_a_list_before_a_call(value: Any):
     assert given(value) is value
