@@ -131,13 +131,13 @@ export function Annotate({ at, queues, reloadQueues, me: { name: me, role }, pra
     setSearching(false);
     setEmpty(false);
     setCleared(null);
-    setDone("");
     setGrows(false);
     typed.current = null;
     if (!found) {
       replaceDraft(null);
       return;
     }
+    setDone(""); // else it stays in sight: what a change itself sets off looks for a task, too
     if (!found.given) { asks.current++; localStorage.setItem(heldKey(), JSON.stringify(found)); }
     const draft = kept ?? loadDraft(found, draftOfAnswer(found));
     setSeveral(Object.keys(draft.ways).length > 0);
