@@ -220,6 +220,8 @@ async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_
                 await page.keyboard.press(key)
             await page.get_by_role("button", name="Save the change").click()
             await page.get_by_text(told).wait_for()
+            await asyncio.sleep(0.5)  # the change's own event has the page look for a task
+            assert await page.get_by_text(told).count() == 1, "it stays until another task opens"
         [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
         said = [
             one.judgement.name for one in sorted(task.answers[0].verdicts, key=lambda one: ids.index(one.premise_id))

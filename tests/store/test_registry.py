@@ -249,7 +249,7 @@ async def test_a_damaged_row_hides_no_others_and_can_be_written_again_and_delete
 
 
 async def ended(waiting: asyncio.Future[list[RolloutRow]], within_s: float) -> list[RolloutRow]:
-    """What a wait gave; wait_for would cancel a late one, which redis-py may swallow, and then take it as in time."""
+    """Returns the result of a wait, and fails if it is late. wait_for would cancel it, which redis-py may swallow."""
     assert (await asyncio.wait([waiting], timeout=within_s))[0], f"has not ended within {within_s} s"
     return waiting.result()
 

@@ -48,7 +48,7 @@ KEPT_BACK = (errors.FailedPrecondition, errors.NotFound, errors.Unavailable, err
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept: seconds since a job's end or a checkpoint's registration, and numbers. 0: without limit."""
+    """Limits on what is kept: seconds after a job ends or a checkpoint is registered, and counts. 0: no limit."""
 
     job_s: float = 0.0
     jobs: int = 0

@@ -280,7 +280,7 @@ async def accepted_by_all(people: aeenc.PeopleClient, sampler: aeenc.SamplerClie
 
 
 async def last_sign(sampler: aeenc.SamplerClient, run_id: str, premise_id: str) -> str:
-    """What was recorded last of a premise."""
+    """Returns the sign of the last pair recorded with a premise."""
     return [one.sign.name for one in await pairs(sampler, run_id) if one.premise_id == premise_id][-1]
 
 

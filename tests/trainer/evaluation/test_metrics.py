@@ -1,4 +1,4 @@
-"""What evaluations count and refuse, and the paired test. Figures: tests/aeenc/evaluation, and parts and trees."""
+"""Counts and refusals of evaluations, and the paired test. Figures: tests/aeenc/evaluation, test_parts_and_trees."""
 
 from __future__ import annotations
 
