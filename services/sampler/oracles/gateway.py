@@ -48,12 +48,14 @@ class _CallReport:
     """The result of some calls: the tasks answered, those that are not, why, and whether the last call came back.
 
     `pause_s` is how long the oracle asked to be left alone; `alone` says when each task, by id, was last asked alone.
+    `connected` is false where no server was connected before a failed call, or after it: the server may have come back.
     """
 
     answered: list[NodeAnswer]
     missing: list[Task]
     reason: str = ""
     replied: bool = True
+    connected: bool = True
     pause_s: float = 0.0
     alone: dict[str, float] = field(default_factory=dict)
 
@@ -317,7 +319,7 @@ class OracleGateway(Gateway):
                 return _CallReport(answered, [])
             missing = [task for call in left for task in call.missing]
             reason, replied = left[-1].reason, all(call.replied for call in left)
-            away = not self._client.connected or (patient and not answered and self._breaker.open)
+            away = not all(call.connected for call in left) or (patient and not answered and self._breaker.open)
             log.warning("oracle call failed", oracle=self.name, attempt=attempt + 1, tasks=len(missing), reason=reason)
             if replied or not away:
                 attempt += 1
@@ -332,6 +334,7 @@ class OracleGateway(Gateway):
         patience_s = settings.patience_s if self.last_answer_at else min(settings.patience_s, FIRST_PATIENCE_S)
         try:
             async with self._places, self._breaker.call(patience_s):
+                connected = self._client.connected
                 with self._metrics.call(self.name):
                     answers = await self._client.judge(run_id, tasks, timeout_s=settings.timeout_s)
         except BreakerDown as down:
@@ -343,7 +346,8 @@ class OracleGateway(Gateway):
         except errors.AeencError as error:
             self._last_reason = error.message
             pause_s = min(error.retry_after_s or 0.0, MAX_ASKED_PAUSE_S)
-            return _CallReport([], list(tasks), error.message, replied=False, pause_s=pause_s)
+            connected &= self._client.connected
+            return _CallReport([], list(tasks), error.message, replied=False, connected=connected, pause_s=pause_s)
         read = read_answers(tasks, answers, self.name)
         if read:
             self.last_answer_at = time.monotonic()

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import services.index
 from aeenc import errors
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
@@ -93,6 +94,7 @@ async def test_an_index_without_a_milvus_says_which_setting_its_generation_needs
 async def test_a_missing_client_stops_the_start_and_is_named(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "pymilvus" or "index.milvus" in name]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(services.index, "milvus", services.index.milvus)  # imported anew, and put back
     monkeypatch.setitem(sys.modules, "pymilvus", None)
     with pytest.raises(errors.InvalidArgument, match=r"pymilvus.*index-milvus"):
         build(IndexSettings(backend="milvus", milvus_uri="http://127.0.0.1:1", artifacts_dir=tmp_path))

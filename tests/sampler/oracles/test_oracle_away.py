@@ -14,6 +14,7 @@ import pytest
 import aeenc
 from aeenc import errors
 from aeenc.oracle import ABSTAINS, EXPLAINS, REFUSES, Task, Verdict
+from aeenc.oracles.client import OracleClient
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
 from support.worlds.sampler_world import (
     HYPOTHESES,
@@ -52,6 +53,21 @@ async def test_a_run_waits_for_an_oracle_that_restarts(world: SamplerWorld, unti
             assert run.state == SUCCEEDED
             assert await pair_set(client, run.id) == brute_force()
             assert run.progress.nodes_failed == 0
+
+
+async def test_a_server_that_is_back_by_the_time_that_a_call_has_failed_was_away(world: SamplerWorld, monkeypatch):
+    judge, states = OracleClient.judge, [True, False]  # after the first call, and before it
+
+    async def refused_once(client: OracleClient, *given: Any, **more: Any) -> Any:
+        if states:
+            raise errors.Unavailable("connection refused")
+        return await judge(client, *given, **more)
+
+    monkeypatch.setattr(OracleClient, "connected", property(lambda _: states.pop() if states else True))
+    monkeypatch.setattr(OracleClient, "judge", refused_once)
+    async with world.sampler(oracle={"patience_s": 60.0, "max_attempts": 1, "batch_tasks": 1}) as client:
+        run = await finish(client, hypotheses=HYPOTHESES[:1], max_depth=0)
+    assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 0)
 
 
 async def test_a_run_waits_and_says_so_while_an_oracle_fails_everybody(
