@@ -257,6 +257,7 @@ class LinesRun:
                 file, seconds = f"{case.attrib['classname'].replace('.', '/')}.py", float(case.attrib["time"])
                 self._seconds.update({file: seconds, f"{file}::{case.attrib['name']}": seconds})
         every = sorted(set().union(*self._of.values()))
+        self.noted = len({one for one in every if "::" in one}) / max(sum("::" in one for one in self._seconds), 1)
         if every and copy.run(["--collect-only", *every], 3600.0) != EXIT_PASSED:
             raise SystemExit(f"{copy.log}\npytest does not find each test by its name; give names that stay the same")
 
@@ -294,6 +295,7 @@ def try_all(rows: Rows, name: str, mutants: Sequence[Mutant], tests: Sequence[st
             lines_run = LinesRun(copy, sorted({one.path for one in mutants}), tests)
             copies.put(copy)
             rows.note(f"{name}: seconds of all tests, with their lines noted", time.monotonic() - begun, "s")
+            rows.note(f"{name}: tests of which lines are noted", lines_run.noted, "share")
             begun = time.monotonic()
 
         def survives(mutant: Mutant) -> None:

@@ -40,7 +40,8 @@ def trace(folder: str) -> None:
         key = (frame.f_code.co_filename, frame.f_lineno, test)
         if event == "line" and test and key not in seen:
             seen.add(key)
-            with opened(Path(folder, f"{os.getpid()}.lines"), "a") as notes:
+            # A test may limit the size of files, or of those open; an error here would end all notes to come.
+            with contextlib.suppress(OSError), opened(Path(folder, f"{os.getpid()}.lines"), "a") as notes:
                 notes.write(f"{modules[frame.f_code.co_filename]} {frame.f_lineno} {test}\n")
         return line_run
 

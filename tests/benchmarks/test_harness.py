@@ -88,7 +88,13 @@ def test_each_test_that_went_has_a_change_that_can_be_made_today_and_a_test_or_s
             went([f"old\t{tmp_path}/m.py\t{text}\t\ttoday"])
 
 
-TESTS = """import subprocess, sys, m
+TESTS = """import resource, subprocess, sys, m
+
+def test_a_limit_of_files():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    m.one()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 def test_here():
     m.one()
