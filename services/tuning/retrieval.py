@@ -308,7 +308,8 @@ def command(
     out = output_of(context)
     data = {path.name: Dataset.load(path) for path in directories}
     asked = Asked(mode, recipe, trials, queries, seed, pretrained=pretrained, cross_recipe=cross_recipe, wide=wide)
-    with client(context) as connected, out.progress("folds", "folds") as report:
+    connected = client(context)
+    with out.progress("folds", "folds") as report:
         try:
             found = tune_over_folds(connected, data, asked, report)
         finally:

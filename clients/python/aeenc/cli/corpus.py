@@ -184,17 +184,17 @@ def build(
     if source is None:
         raise InvalidArgument("give either --data DIR or --facts FILE")
     out, started = output_of(context), time.monotonic()
-    with client(context) as connected:
-        if engine and fold_same:
-            raise InvalidArgument("--engine builds every fact as it is; leave --fold-same or --engine out")
-        shared: dict[str, Any] = {"activate": activate, "space_id": space_id, "truncate": truncate}
-        if engine:
-            shared |= {"address": ray_address, "workers": workers, "work": work, "targets": targets_of(context)}
-            built = _build_elsewhere(out, connected, name, source, engine, **shared)
-        elif ray_address or workers or work:
-            raise InvalidArgument("--ray, --workers and --work go with --engine ray")
-        else:
-            built = build_shown(out, connected, name, source, fold_same=fold_same, **shared)
+    connected = client(context)
+    if engine and fold_same:
+        raise InvalidArgument("--engine builds every fact as it is; leave --fold-same or --engine out")
+    shared: dict[str, Any] = {"activate": activate, "space_id": space_id, "truncate": truncate}
+    if engine:
+        shared |= {"address": ray_address, "workers": workers, "work": work, "targets": targets_of(context)}
+        built = _build_elsewhere(out, connected, name, source, engine, **shared)
+    elif ray_address or workers or work:
+        raise InvalidArgument("--ray, --workers and --work go with --engine ray")
+    else:
+        built = build_shown(out, connected, name, source, fold_same=fold_same, **shared)
     for note in built.notes:
         out.note(note)
     seconds = time.monotonic() - started
@@ -264,9 +264,9 @@ def remove(
 
 
 def _change(context: typer.Context, name: str, change: Callable[[Client], values.Generation]) -> None:
-    with client(context) as connected:
-        before = {one.corpus: one.active.id for one in connected.index.list_corpora()}.get(name, "")
-        now = change(connected)
+    connected = client(context)
+    before = {one.corpus: one.active.id for one in connected.index.list_corpora()}.get(name, "")
+    now = change(connected)
     fields = {"generation": now.id, "premises": now.premises, "active": True, "before": before}
     output_of(context).result({"corpus": name, **fields})
 
@@ -280,8 +280,7 @@ def verify(
     generation: Generation = "",
 ) -> None:
     """Checks every file of a generation, and that its vectors find themselves. Exits with 5 for a damaged one."""
-    with client(context) as connected:
-        found = connected.index.verify(name, generation)
+    found = client(context).index.verify(name, generation)
     sound = {"generation": found.id, "premises": found.premises, "active": found.active, "sound": True}
     output_of(context).result({"corpus": name, **sound})
 
@@ -302,14 +301,14 @@ def repair(
     generation is left alone. --space is needed where nobody can read in which space it was.
     """
     out = output_of(context)
-    with client(context) as connected:
-        try:
-            sound = connected.index.verify(name, generation)
-        except DataLoss as damage:
-            out.note(f"damaged: {damage.message}")
-            out.result(_repair(out, connected, name, generation, damage, source, space_id))
-        else:
-            out.result({"corpus": name, "damaged": "", "generation": sound.id, "active": sound.active})
+    connected = client(context)
+    try:
+        sound = connected.index.verify(name, generation)
+    except DataLoss as damage:
+        out.note(f"damaged: {damage.message}")
+        out.result(_repair(out, connected, name, generation, damage, source, space_id))
+    else:
+        out.result({"corpus": name, "damaged": "", "generation": sound.id, "active": sound.active})
 
 
 def _repair(
@@ -359,8 +358,8 @@ def explain(
 
     What was amended or is in dispute between the runs is left out.
     """
-    with client(context) as connected:
-        by_query, _ = judgements_of(pair for run in runs for pair in connected.sampler.list_pairs(run))
-        found = {query: list(judged.positives.values()) for query, judged in by_query.items() if judged.positives}
-        total = connected.index.put_explanations(name, found.items(), replace=replace)
+    connected = client(context)
+    by_query, _ = judgements_of(pair for run in runs for pair in connected.sampler.list_pairs(run))
+    found = {query: list(judged.positives.values()) for query, judged in by_query.items() if judged.positives}
+    total = connected.index.put_explanations(name, found.items(), replace=replace)
     output_of(context).result({"corpus": name, "put": len(found), "known": total})

@@ -161,9 +161,9 @@ def export_pairs(
     Of a verdict that was amended only the last word is written.
     """
     wanted = None if sign == "all" else values.PairSign[sign.upper()]
-    with client(context) as connected:
-        found = _pairs(connected, runs) if overruled else exports.last_words(_pairs(connected, runs))
-        count = exports.write_pairs(to, (pair for pair in found if wanted is None or pair.sign == wanted))
+    connected = client(context)
+    found = _pairs(connected, runs) if overruled else exports.last_words(_pairs(connected, runs))
+    count = exports.write_pairs(to, (pair for pair in found if wanted is None or pair.sign == wanted))
     _report(context, to, {"pairs": count})
 
 
@@ -175,8 +175,7 @@ def export_triplets(
     seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
 ) -> None:
     """Writes query, positive and negative triplets, one JSON object a line."""
-    with client(context) as connected:
-        written = exports.write_triplets(to, _pairs(connected, runs), per_query=per_query, seed=seed)
+    written = exports.write_triplets(to, _pairs(client(context), runs), per_query=per_query, seed=seed)
     _report(context, to, asdict(written))
 
 
@@ -202,11 +201,11 @@ def export_beir(
             accessible=accessible_of(dataset, split),
         )
     elif run is not None and data is None:
-        with client(context) as connected:
-            of = connected.sampler.get_run(run)
-            premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
-            texts = ((premise.id, premise.text) for premise in premises)
-            written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split, grades=grades)
+        connected = client(context)
+        of = connected.sampler.get_run(run)
+        premises = connected.index.list_premises(of.config.corpus, generation=of.generation)
+        texts = ((premise.id, premise.text) for premise in premises)
+        written = exports.write_pairs_as_beir(to, texts, _pairs(connected, [run]), split=split, grades=grades)
     else:
         raise InvalidArgument("give either a run or --data DIR")
     _report(context, to, asdict(written))
@@ -225,8 +224,7 @@ def export_trees(
     if data is not None and run is None:
         trees = Dataset.load(data).trees(split)
     elif run is not None and data is None:
-        with client(context) as connected:
-            trees = [tree_from_record(json.loads(record)) for _, record in connected.sampler.export_trees(run)]
+        trees = [tree_from_record(json.loads(record)) for _, record in client(context).sampler.export_trees(run)]
     else:
         raise InvalidArgument("give either a run or --data DIR")
     chosen = [tree for tree in trees if not only or tree.id in only]
@@ -284,14 +282,12 @@ def import_pairs(
     for pair in pairs:
         digest.update(pair.to_message().SerializeToString(deterministic=True))
     request_id = f"file-{digest.hexdigest()[:32]}-{corpus}-{run or ''}"
-    with client(context) as connected:
-        answer = connected.sampler.import_pairs(corpus, pairs, run_id=run or "", request_id=request_id)
-        output_of(context).result({"run": answer.run_id, "corpus": corpus, "pairs": len(pairs)})
-        with suppress(AeencError):  # an import needs no index
-            if corpus not in (one.corpus for one in connected.index.list_corpora()):
-                output_of(context).note(
-                    f"the index has no corpus {corpus!r}; a job needs it, so look for a typing error"
-                )
+    connected = client(context)
+    answer = connected.sampler.import_pairs(corpus, pairs, run_id=run or "", request_id=request_id)
+    output_of(context).result({"run": answer.run_id, "corpus": corpus, "pairs": len(pairs)})
+    with suppress(AeencError):  # an import needs no index
+        if corpus not in (one.corpus for one in connected.index.list_corpora()):
+            output_of(context).note(f"the index has no corpus {corpus!r}; a job needs it, so look for a typing error")
 
 
 def _report(context: typer.Context, to: Path, counts: dict[str, int]) -> None:

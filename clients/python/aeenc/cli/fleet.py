@@ -142,17 +142,17 @@ def publish(
     A checkpoint of mode siamese or dual becomes `stable` as one with its generation, or not at all. Several
     cross-encoders re-rank together.
     """
-    with client(context) as connected:
-        _reach_registry(connected)
-        moved = connected.registry.publish(
-            versions,
-            label=label,
-            wait_s=wait_s,
-            force=anyway,
-            only_better=label == STABLE and not anyway,
-            share=share,
-            precision=precision,
-        )
+    connected = client(context)
+    _reach_registry(connected)
+    moved = connected.registry.publish(
+        versions,
+        label=label,
+        wait_s=wait_s,
+        force=anyway,
+        only_better=label == STABLE and not anyway,
+        share=share,
+        precision=precision,
+    )
     _show(output_of(context), moved, wait_s, versions)
 
 
@@ -166,9 +166,9 @@ def rollback(
     wait_s: Wait = 60.0,
 ) -> None:
     """Points a label back at the version it named before and waits until every live encoder serves it."""
-    with client(context) as connected:
-        _reach_registry(connected)
-        moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
+    connected = client(context)
+    _reach_registry(connected)
+    moved = connected.registry.rollback(label=label, space_id=space_id, wait_s=wait_s, corpus=corpus)
     was, now = " and ".join(moved.label.previous_versions), " and ".join(moved.label.versions)
     notes = [f"was {was}, now {now}; another rollback returns to {was}"] if was else []
     _show(output_of(context), moved, wait_s, notes=notes)
@@ -176,8 +176,7 @@ def rollback(
 
 def checkpoints(context: typer.Context) -> None:
     """Lists checkpoints, newest first; `delete` removes one that nothing needs."""
-    with client(context) as connected:
-        found = [checkpoint_dict(one) for one in connected.trainer.list_checkpoints()]
+    found = [checkpoint_dict(one) for one in client(context).trainer.list_checkpoints()]
     columns, apart = _by_space(["version", "labels", "validation map", "bytes"], found)
     rows = [[one["version"], *apart(one), ", ".join(one["labels"]), *_figures(one)] for one in found]
     shown = table(columns, rows, right=2, whole=("version", "space"))
@@ -193,8 +192,7 @@ def _by_space(columns: list[str], found: Sequence[Mapping[str, Any]]) -> tuple[l
 
 def labels(context: typer.Context) -> None:
     """Lists what each label names; `delete` removes one."""
-    with client(context) as connected:
-        found = [_label_dict(one) for one in connected.registry.list_labels()]
+    found = [_label_dict(one) for one in client(context).registry.list_labels()]
     columns, apart = _by_space(["label", "versions", "previous"], found)
     rows = [
         [one["label"], *apart(one), ", ".join(one["versions"]), ", ".join(one["previous_versions"])] for one in found
@@ -214,8 +212,7 @@ def delete_label(
     space_id: Annotated[str, typer.Option("--space", help="Its space; default: the trainer's own.")] = "",
 ) -> None:
     """Removes a label. Encoders no longer answer to it; the checkpoint stays."""
-    with client(context) as connected:
-        connected.registry.delete_label(label, space_id=space_id)
+    client(context).registry.delete_label(label, space_id=space_id)
     output_of(context).result({"label": label, "deleted": True})
 
 
@@ -231,8 +228,7 @@ def _figures(checkpoint: dict[str, Any]) -> tuple[str, str]:
 
 def delete_checkpoint(context: typer.Context, version: Annotated[str, typer.Argument(help="The checkpoint.")]) -> None:
     """Deletes a checkpoint that no label, tandem, live job or serving corpus needs."""
-    with client(context) as connected:
-        connected.trainer.delete_checkpoint(version)
+    client(context).trainer.delete_checkpoint(version)
     output_of(context).result({"version": version, "deleted": True})
 
 
@@ -243,11 +239,11 @@ def corpora(
     ] = "",
 ) -> None:
     """Lists the corpora with their active generations, or all generations of one, newest first."""
-    with client(context) as connected:
-        if name:
-            found = list(connected.index.list_generations(name))
-        else:
-            found = [replace(one.active, corpus=one.corpus) for one in connected.index.list_corpora()]
+    connected = client(context)
+    if name:
+        found = list(connected.index.list_generations(name))
+    else:
+        found = [replace(one.active, corpus=one.corpus) for one in connected.index.list_corpora()]
     listed = [_generation_dict(one) for one in found]
     columns = ["corpus", "generation", "premises", "created", "active", "held by"][: 6 if name else 5]
     rows = [_generation_row(one)[: len(columns)] for one in found]
@@ -274,8 +270,7 @@ def activate_generation(
     context: typer.Context, name: Annotated[str, typer.Argument(help="The corpus.")], generation: Generation
 ) -> None:
     """Lets searches see a generation, after a check of every file. The one before stays, and may be activated again."""
-    with client(context) as connected:
-        moved = connected.index.activate(name, generation)
+    moved = client(context).index.activate(name, generation)
     out = output_of(context)
     for one in moved.replicas:
         if one.behind:
@@ -299,11 +294,11 @@ def delete_corpus(
 
     Nothing is deleted that somebody holds, such as a live run.
     """
-    with client(context) as connected:
-        if generation:
-            connected.index.delete(name, generation, despite=despite or ())
-        else:
-            connected.index.delete_corpus(name, despite=despite or ())
+    connected = client(context)
+    if generation:
+        connected.index.delete(name, generation, despite=despite or ())
+    else:
+        connected.index.delete_corpus(name, despite=despite or ())
     output_of(context).result({"corpus": name, "generation": generation or "all", "deleted": True})
 
 
@@ -312,9 +307,9 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
     """Removes what the sampler's and the trainer's settings no longer keep, and what killed processes have left."""
-    with client(context) as connected:
-        services = (connected.sampler, connected.trainer)
-        found = [one for service in services for one in service.collect_garbage(dry_run=dry_run)]
+    connected = client(context)
+    services = (connected.sampler, connected.trainer)
+    found = [one for service in services for one in service.collect_garbage(dry_run=dry_run)]
     garbage = [fields_of(one, "kind", "id", "reason", "bytes") for one in found]
     total = sum(one.bytes for one in found)
     rows = [(one.kind, one.id, one.reason, f"{one.bytes:,}") for one in found]

@@ -34,8 +34,7 @@ def queues(
 ) -> None:
     """Lists the queues of people: tasks that wait, are held, decided, in conflict and done, and answers an hour."""
     name = annotator or getpass.getuser()
-    with client(context) as connected:
-        found = connected.people.list_queues(name)
+    found = client(context).people.list_queues(name)
     columns = ["waiting", "free", "leased", "decided", "conflicts", "settled", "mine", "mine_hour", "answers_hour"]
     rows = [
         {"queue": queue.name, "run": run, **fields_of(counts, *columns)}
@@ -68,8 +67,7 @@ def tree(
     hypothesis: Annotated[str, typer.Argument(help="The id of a hypothesis of the run.")],
 ) -> None:
     """Draws a tree as it is: what explains each node, and the nodes that wait for people."""
-    with client(context) as connected:
-        found = connected.people.get_tree(run, hypothesis)
+    found = client(context).people.get_tree(run, hypothesis)
     drawn: dict[str, Tree] = {}
     children = {(node.parent_id, node.text) for node in found.nodes}
     for node in found.nodes:
@@ -100,8 +98,7 @@ def tasks(
     state: Annotated[StateName | None, typer.Option(help="Only tasks in this state.")] = None,
 ) -> None:
     """Lists the tasks of a run: where they stand, who answered, and on what people disagree."""
-    with client(context) as connected:
-        found = [_task_dict(task) for task in connected.people.list_tasks(run, state=state)]
+    found = [_task_dict(task) for task in client(context).people.list_tasks(run, state=state)]
     shown = [line for task in found for line in _lines(task)]
     output_of(context).result({"tasks": found}, *(shown or [Text("no tasks")]))
 
@@ -115,8 +112,7 @@ def retrieve_again(
 ) -> None:
     """Lets a run retrieve by the version that its label names now: later nodes, and tasks that nobody has begun."""
     name = annotator or getpass.getuser()
-    with client(context) as connected:
-        done = connected.people.retrieve_again(run, name, hypothesis_id=hypothesis, dry_run=dry_run)
+    done = client(context).people.retrieve_again(run, name, hypothesis_id=hypothesis, dry_run=dry_run)
     result = {"run": run, "version": done.model_version, "tasks": list(done.task_ids), "dry_run": dry_run}
     verb = "would be" if dry_run else "are"
     output_of(context).result(
@@ -130,8 +126,7 @@ def changes(
     task: Annotated[str, typer.Option(help="Only changes of this task.", show_default="all")] = "",
 ) -> None:
     """Lists what people have done with the tasks of a run, oldest first: the audit trail."""
-    with client(context) as connected:
-        found = [_change_dict(change) for change in connected.people.list_changes(run, task_id=task)]
+    found = [_change_dict(change) for change in client(context).people.list_changes(run, task_id=task)]
     columns = ["seq", "at", "change", "person", "query", "task", "detail"]
     rows = [
         [one["seq"], shown_time(datetime.fromisoformat(one["at"])), *(one[column] for column in columns[2:])]
@@ -143,8 +138,7 @@ def changes(
 
 def agreement(context: typer.Context, run: RunId) -> None:
     """Tells how far the annotators of a run agree, and how they did on control items."""
-    with client(context) as connected:
-        found = connected.people.get_agreement(run)
+    found = client(context).people.get_agreement(run)
     measures = ("cohen_kappa", "fleiss_kappa", "krippendorff_alpha", "positive_agreement", "edge_f1")
     figures = fields_of(found, *measures, "candidates", "annotators")
     # Without two answers to one task there are neither, while the table below has those who answered.
@@ -182,8 +176,7 @@ def adjudicate(
             if premise_id in verdicts:
                 raise InvalidArgument(f"{premise_id} is named twice; decide it once")
             verdicts[premise_id] = Verdict(judgement)
-    with client(context) as connected:
-        answer_id = connected.people.adjudicate(run, task, verdicts, annotator or getpass.getuser())
+    answer_id = client(context).people.adjudicate(run, task, verdicts, annotator or getpass.getuser())
     output_of(context).result({"run": run, "task": task, "answer": answer_id})
 
 
@@ -195,8 +188,7 @@ def close(
     annotator: Annotator = "",
 ) -> None:
     """Closes a task: the answers that there are decide it, and what they leave open is never learned from."""
-    with client(context) as connected:
-        closed = connected.people.close(run, task, annotator or getpass.getuser(), reason=reason)
+    closed = client(context).people.close(run, task, annotator or getpass.getuser(), reason=reason)
     shown = _task_dict(closed)
     output_of(context).result(shown, *_lines(shown))
 

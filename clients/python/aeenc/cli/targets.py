@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,8 +27,6 @@ def targets_of(context: typer.Context) -> Targets:
     return Targets.find(**context.meta.get(_KEY, {}))
 
 
-@contextmanager
-def client(context: typer.Context) -> Iterator[aeenc.Client]:
-    """Opens a blocking client of this invocation's services, closed at the end."""
-    with aeenc.connect(**targets_of(context).options()) as connected:
-        yield connected
+def client(context: typer.Context) -> aeenc.Client:
+    """Opens a blocking client of this invocation's services, closed when its command ends."""
+    return context.with_resource(aeenc.connect(**targets_of(context).options()))

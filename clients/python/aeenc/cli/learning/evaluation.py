@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -217,55 +217,54 @@ def evaluate(
     if prior and not corpus:
         _check_explained(data, dataset)
     out = output_of(context)
-    with ExitStack() as stack:
-        connected = stack.enter_context(client(context))
-        lent = partial(candidates_of, out, connected, dataset, version, keep=keep, explain=bool(prior))
-        if not corpus:
-            corpus, generation = stack.enter_context(lent())
-        else:
-            generation = generation_for(connected, corpus, version, None) if version is not None else ""
-        evaluated = partial(
-            connected.trainer.evaluate,
-            queries=queries,
-            retrieval=retrieval,
-            accessible=accessible,
-            conditioned=conditioned,
-            timeout_s=TIMEOUT_S,
-        )
-        whole_report: dict[str, Any] = {
-            "label": label,
-            "version": version,
-            "training": training_of(dataset, split),
-            "trees": dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
-            "strict_only": protocol == "strict",
-        }
-        pairs = sum(sum(map(bool, gold.values())) for _, gold in strict_gold(queries))
-        # first: a label that is misspelt costs no time
-        other = evaluated(corpus, label=against, ranks=True, strict_only=True) if against else None
-        answer = evaluated(corpus, generation=generation, ranks=bool(against) or pairs <= RANKED_PAIRS, **whole_report)
-        measured = report_dict(answer)
-        if not conditioned:
-            measured |= _strata_told(answer, queries, strata)
-        if fold_same:
-            place = stack.enter_context(lent(fold_same=True))
-            ranked = {} if conditioned or pairs > RANKED_PAIRS else strata
-            evaluated_in = partial(evaluated, **whole_report)
-            measured["folded"] = _folded(connected, place, dataset, accessible, queries, ranked, evaluated_in)
-        if other is not None:
-            measured["against"] = comparison_dict(_compared(answer, other))
-        tables = report_tables(measured, whole=whole or "graded" in measured)
-        result = {"corpus": corpus, "split": split, **measured}
-        out.result(result, *tables, *_against(measured), _source(split, measured))  # first: a file may fail
-        names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
-        if run is not None:
-            pinned = {"version": measured["model_version"] or None, "generation": measured["generation"]}
-            texts = [text for text, _ in strict_gold(queries)]
-            with out.progress("run", "queries") as report:
-                found = rankings_of(connected, corpus, texts, report, accessible, retrieval=retrieval, **pinned)
-                hits = ([(hit.id, hit.score) for hit in ranking] for ranking in found)
-                write_run(run, zip(texts, hits, strict=True), f"aeenc-{(retrieval or Retrieval()).mode}", names)
-        if qrels is not None:
-            write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
+    connected = client(context)
+    lent = partial(candidates_of, out, connected, dataset, version, keep=keep, explain=bool(prior))
+    if not corpus:
+        corpus, generation = context.with_resource(lent())
+    else:
+        generation = generation_for(connected, corpus, version, None) if version is not None else ""
+    evaluated = partial(
+        connected.trainer.evaluate,
+        queries=queries,
+        retrieval=retrieval,
+        accessible=accessible,
+        conditioned=conditioned,
+        timeout_s=TIMEOUT_S,
+    )
+    whole_report: dict[str, Any] = {
+        "label": label,
+        "version": version,
+        "training": training_of(dataset, split),
+        "trees": dataset.trees(split) if trees and not conditioned and isinstance(dataset, Dataset) else (),
+        "strict_only": protocol == "strict",
+    }
+    pairs = sum(sum(map(bool, gold.values())) for _, gold in strict_gold(queries))
+    # first: a label that is misspelt costs no time
+    other = evaluated(corpus, label=against, ranks=True, strict_only=True) if against else None
+    answer = evaluated(corpus, generation=generation, ranks=bool(against) or pairs <= RANKED_PAIRS, **whole_report)
+    measured = report_dict(answer)
+    if not conditioned:
+        measured |= _strata_told(answer, queries, strata)
+    if fold_same:
+        place = context.with_resource(lent(fold_same=True))
+        ranked = {} if conditioned or pairs > RANKED_PAIRS else strata
+        evaluated_in = partial(evaluated, **whole_report)
+        measured["folded"] = _folded(connected, place, dataset, accessible, queries, ranked, evaluated_in)
+    if other is not None:
+        measured["against"] = comparison_dict(_compared(answer, other))
+    tables = report_tables(measured, whole=whole or "graded" in measured)
+    result = {"corpus": corpus, "split": split, **measured}
+    out.result(result, *tables, *_against(measured), _source(split, measured))  # first: a file may fail
+    names = {text: name for name, text in dataset.hypotheses(split)} if isinstance(dataset, RatedDataset) else None
+    if run is not None:
+        pinned = {"version": measured["model_version"] or None, "generation": measured["generation"]}
+        texts = [text for text, _ in strict_gold(queries)]
+        with out.progress("run", "queries") as report:
+            found = rankings_of(connected, corpus, texts, report, accessible, retrieval=retrieval, **pinned)
+            hits = ([(hit.id, hit.score) for hit in ranking] for ranking in found)
+            write_run(run, zip(texts, hits, strict=True), f"aeenc-{(retrieval or Retrieval()).mode}", names)
+    if qrels is not None:
+        write_qrels(qrels, judged(connected, corpus, measured["generation"], queries), names)
 
 
 def strata_of(names: Sequence[StrataName], dataset: Source, split: str) -> dict[str, Strata]:

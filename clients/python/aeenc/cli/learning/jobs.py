@@ -250,13 +250,13 @@ def train(
         raise InvalidArgument("--publish needs the end of the job; leave --no-wait out")
     validation = gold_of(load_data(data), split) if data is not None else []
     out = output_of(context)
-    with client(context) as connected:
-        begun = connected.trainer.start_job(
-            corpus=corpus, run_ids=runs, validation=validation, split=TRAINING_SPLIT, **recipe, **job
-        )
-        out.note(f"job {begun.id} has started; when this command is interrupted it goes on: aeenc follow {begun.id}")
-        ended = follow_job(connected, begun, out) if wait else begun
-        show_job(ended, out, published=_published(connected, ended, out) if publish else None)
+    connected = client(context)
+    begun = connected.trainer.start_job(
+        corpus=corpus, run_ids=runs, validation=validation, split=TRAINING_SPLIT, **recipe, **job
+    )
+    out.note(f"job {begun.id} has started; when this command is interrupted it goes on: aeenc follow {begun.id}")
+    ended = follow_job(connected, begun, out) if wait else begun
+    show_job(ended, out, published=_published(connected, ended, out) if publish else None)
 
 
 Id = Annotated[str, typer.Argument(help="A run or a job.", metavar="ID")]
@@ -288,41 +288,40 @@ def _followed_again(work_id: str) -> str:
 def follow(context: typer.Context, work_id: Id) -> None:
     """Follows a run or a job to its end."""
     out = output_of(context)
-    with out.on_interrupt(_followed_again(work_id)), client(context) as connected:
+    with out.on_interrupt(_followed_again(work_id)):
+        connected = client(context)
         _follow(connected, find(connected, work_id), out)
 
 
 def resume(context: typer.Context, work_id: Id) -> None:
     """Continues a run or a job that failed or was cancelled, and follows it. What is done is not done again."""
-    with client(context) as connected:
-        work = find(connected, work_id)
-        service = connected.sampler if isinstance(work, values.Run) else connected.trainer
-        resumed, out = service.resume(work_id), output_of(context)
-        with out.on_interrupt(_followed_again(work_id)):
-            _follow(connected, resumed, out)
+    connected = client(context)
+    work = find(connected, work_id)
+    service = connected.sampler if isinstance(work, values.Run) else connected.trainer
+    resumed, out = service.resume(work_id), output_of(context)
+    with out.on_interrupt(_followed_again(work_id)):
+        _follow(connected, resumed, out)
 
 
 def cancel(context: typer.Context, work_id: Id) -> None:
     """Stops a run or a job. What it has recorded stays."""
-    with client(context) as connected:
-        if isinstance(find(connected, work_id), values.Run):
-            stopped = run_dict(connected.sampler.cancel(work_id))
-        else:
-            stopped = job_dict(connected.trainer.cancel(work_id))
+    connected = client(context)
+    if isinstance(find(connected, work_id), values.Run):
+        stopped = run_dict(connected.sampler.cancel(work_id))
+    else:
+        stopped = job_dict(connected.trainer.cancel(work_id))
     output_of(context).result(stopped)
 
 
 def delete_run(context: typer.Context, run: Annotated[str, typer.Argument(help="The run.")]) -> None:
     """Deletes a run that has ended, with its pairs, trees and tasks. They cannot be had back."""
-    with client(context) as connected:
-        connected.sampler.delete(run)
+    client(context).sampler.delete(run)
     output_of(context).result({"run": run, "deleted": True})
 
 
 def runs(context: typer.Context) -> None:
     """Lists sampling runs, newest first; `delete` removes one."""
-    with client(context) as connected:
-        found = [run_dict(run) for run in connected.sampler.list_runs()]
+    found = [run_dict(run) for run in client(context).sampler.list_runs()]
     _list(context, "run", found, _about_run)
 
 
@@ -337,15 +336,13 @@ def _about_run(run: dict[str, Any]) -> list[str]:
 
 def delete_job(context: typer.Context, job: Annotated[str, typer.Argument(help="The job.")]) -> None:
     """Deletes a job that has ended, with its files. Its checkpoint stays."""
-    with client(context) as connected:
-        connected.trainer.delete(job)
+    client(context).trainer.delete(job)
     output_of(context).result({"job": job, "deleted": True})
 
 
 def jobs(context: typer.Context) -> None:
     """Lists training jobs, newest first; `delete` removes one."""
-    with client(context) as connected:
-        found = [job_dict(job) for job in connected.trainer.list_jobs()]
+    found = [job_dict(job) for job in client(context).trainer.list_jobs()]
     _list(context, "job", found, _about_job)
 
 

@@ -98,9 +98,8 @@ def loop(
     with (
         Journal.open(journal or home() / "loops" / f"{corpus}.json", plan) as opened,
         out.on_interrupt("the same command goes on where this one was"),
-        client(context) as connected,
     ):
-        looping = Loop(connected, plan, opened, report_dict, out.note)
+        looping = Loop(client(context), plan, opened, report_dict, out.note)
         done = looping.go()
     best = looping.best
     result = {

@@ -53,12 +53,12 @@ def export_task3(
     trees = Dataset.load(data).trees(split)
     conclusions = conclusions_of(trees)
     out = output_of(context)
-    with client(context) as connected, out.progress("retrieving", "hypotheses") as report:
+    with out.progress("retrieving", "hypotheses") as report:
         texts = [tree.hypothesis for tree in trees]
         lists = [
             task3_sentences((hit.text for hit in hits), conclusions, k)
             for hits in rankings_of(
-                connected,
+                client(context),
                 corpus,
                 texts,
                 report,

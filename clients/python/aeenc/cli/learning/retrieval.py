@@ -147,10 +147,10 @@ def retrieve(
     retrieval: Retrieval | None = None,
 ) -> None:
     """Finds the premises that best explain each text."""
-    with client(context) as connected:
-        found = connected.index.retrieve(corpus, texts, retrieval=retrieval, **for_texts(call, texts))
-        if "splits" in call and (found.unknown_splits or not all(found)):
-            check_splits(connected, corpus, found.generation, call["splits"])
+    connected = client(context)
+    found = connected.index.retrieve(corpus, texts, retrieval=retrieval, **for_texts(call, texts))
+    if "splits" in call and (found.unknown_splits or not all(found)):
+        check_splits(connected, corpus, found.generation, call["splits"])
     show(output_of(context), corpus, texts, found, retrieval)
 
 

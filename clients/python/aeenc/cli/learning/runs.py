@@ -172,17 +172,17 @@ def sample(
         facts = read_facts(path_of(hypotheses), file_format=file_format, **columns)
         roots.extend((one.id, one.text) for one in facts)
     out = output_of(context)
-    with client(context) as connected:
-        if dataset is not None and not corpus:
-            with out.progress("corpus", "premises") as progress:
-                corpus = ensure_corpus(connected, dataset, progress)
-        run = connected.sampler.start_run(
-            roots,
-            corpus=corpus,
-            negative_filter=values.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
-            split=split,
-            accessible=accessible,
-            **config,
-        )
-        out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
-        show_run(follow_run(connected, run, out) if wait else run, out)
+    connected = client(context)
+    if dataset is not None and not corpus:
+        with out.progress("corpus", "premises") as progress:
+            corpus = ensure_corpus(connected, dataset, progress)
+    run = connected.sampler.start_run(
+        roots,
+        corpus=corpus,
+        negative_filter=values.NegativeFilter(relative_margin=margin, rewordings=not rewordings),
+        split=split,
+        accessible=accessible,
+        **config,
+    )
+    out.note(f"run {run.id} has started; when this command is interrupted it goes on: aeenc follow {run.id}")
+    show_run(follow_run(connected, run, out) if wait else run, out)
