@@ -64,8 +64,9 @@ async def test_a_query_without_gold_children_in_the_split_is_never_refused(datas
 def test_an_unknown_split_or_mode_is_refused_by_name(dataset: Dataset):
     with pytest.raises(errors.NotFound, match="'test'"):
         GoldOracle(dataset, "test")
-    with pytest.raises(errors.InvalidArgument, match="'tree'"):
-        GoldOracle(dataset, "train", mode="tree")  # type: ignore[arg-type]
+    for mode in ("tree", ["tree"]):
+        with pytest.raises(errors.InvalidArgument, match="'tree'"):
+            GoldOracle(dataset, "train", mode=mode)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

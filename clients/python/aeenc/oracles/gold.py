@@ -6,7 +6,7 @@ exact texts. It leaves the candidates of a query that is not among these UNSEEN 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import Source, gold_of, grades_of
@@ -26,7 +26,7 @@ class GoldOracle(Oracle):
     name = "gold"
 
     def __init__(self, dataset: Source, split: str, *, mode: Mode = "direct", steps: bool = False) -> None:
-        if mode not in {"direct", "subtree"}:
+        if mode not in get_args(Mode):
             raise InvalidArgument.field("mode", f"is {mode!r}; give direct or subtree")
         gold = ((query, grades_of(premises)) for query, premises in gold_of(dataset, split))
         self._children = {query: frozenset(text for text, grade in told.items() if grade) for query, told in gold}
