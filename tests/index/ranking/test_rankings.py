@@ -40,7 +40,7 @@ async def test_options_that_can_be_gone_through_once_hold_for_every_call(built, 
     assert found.results == (await built.client.rankings("science", texts, **options, **{name: chosen})).results
 
 
-async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before(built):
+async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before(built, monkeypatch):
     texts = ["a star that heats the ice"]
     named = {"mode": "hybrid", "k": 4, "exclude": ["f1"]}
     kept = RetrieveOptions(**named)
@@ -57,6 +57,10 @@ async def test_options_of_one_value_are_asked_with_and_those_beside_it_go_before
     for only in (["f1"], []):
         both = built.client.rankings("science", texts, only_ids=only, accessible=[EVERYTHING])
         await raises(errors.InvalidArgument, both, "accessible: says what only_ids and before_id say")
+    monkeypatch.setattr(calls, "TEXTS", 3)
+    for name, few in (("accepted", [["f1"]] * 3), ("accessible", [EVERYTHING] * 3)):
+        ask = built.client.rankings("science", FACTS[:6], **{name: few})  # as many as the first call has texts
+        await raises(errors.InvalidArgument, ask, f"{name}: has 3 entries for 6 texts")
     by_vectors = built.client.search("science", np.ones((1, 2), np.float32), space_id="s", mode="hybrid")
     await raises(errors.InvalidArgument, by_vectors, "mode: is not an option of search")
 

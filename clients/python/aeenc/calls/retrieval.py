@@ -322,10 +322,10 @@ async def rank(
     texts, n = listed(texts, "texts"), options.rerank
     apart = listed(accepted, "accepted"), listed(accessible, "accessible")
     check_accessible(apart[1])
-    if apart[1] and len(apart[1]) != len(texts):
-        raise errors.InvalidArgument.field(
-            "accessible", f"has {len(apart[1])} entries for {len(texts)} texts; give one each, or none"
-        )
+    for name, of_texts in zip(("accepted", "accessible"), apart, strict=True):
+        if of_texts and len(of_texts) != len(texts):
+            problem = f"has {len(of_texts)} entries for {len(texts)} texts; give one each, or none"
+            raise errors.InvalidArgument.field(name, problem)
     if apart[1] and (options.only_ids is not None or options.before_id):
         raise errors.InvalidArgument.field("accessible", "says what only_ids and before_id say; leave it or them out")
     options = replace(options, truncate=True)
