@@ -56,8 +56,7 @@ async def test_a_list_is_a_matrix_and_one_string_a_vector_also_by_options_that_c
     assert np.array_equal(await encode(encoder, TEXTS[3]), matrix[3])
     idle = {"show_progress_bar": True, "convert_to_tensor": False, "device": None, "precision": "float32"}
     assert np.array_equal(await encode(encoder, TEXTS, output_value="sentence_embedding", **idle), matrix)
-    rows = await encode(encoder, np.array(TEXTS), convert_to_numpy=False)
-    assert np.array_equal(np.stack(rows), matrix)
+    assert np.array_equal(await encode(encoder, np.array(TEXTS), convert_to_numpy=True), matrix)
     assert (await encode(encoder, [])).shape == (0, DIM)
     assert await asyncio.to_thread(encoder.get_sentence_embedding_dimension) == DIM
 
@@ -90,6 +89,7 @@ async def test_the_prompts_name_is_the_role_and_a_version_is_asked_for_queries_a
     [
         ({"convert_to_tensor": True}, "convert_to_tensor: is True, which AeencEncoder cannot do: .*torch.from_numpy"),
         ({"convert_to_tensor": 0}, "convert_to_tensor: is 0"),
+        ({"convert_to_numpy": False}, r"convert_to_numpy: is False, .*list\(…\) makes a list"),
         ({"device": "cuda"}, "device: is 'cuda'"),
         ({"output_value": "token_embeddings"}, "output_value: is 'token_embeddings'"),
         ({"precision": "int8"}, "precision: is 'int8'"),
@@ -99,6 +99,7 @@ async def test_the_prompts_name_is_the_role_and_a_version_is_asked_for_queries_a
         ({"batch": 8}, "batch: is not an option"),
         ({"batch_size": 0}, "batch_size: is 0"),
         ({"batch_size": "8"}, "batch_size: is '8'"),
+        ({"prompt_name": ["query"]}, r"prompt_name: is \['query'\]; give one of query"),
         ({"prompt_name": "sts"}, "prompt_name: is 'sts'; give one of query, premise, document, passage"),
     ],
 )

@@ -6,7 +6,7 @@ Only what makes sense for a model that runs elsewhere; everything else is refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack, cast, overload
+from typing import Any, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ ROLES: dict[str, Role] = {"query": "query", "premise": "premise", "document": "p
 # argument -> the values that change nothing, and the reason why others are refused
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "chunk_size": ((None,), "there is no pool of processes; batch_size cuts the texts"),
+    "convert_to_numpy": ((None, True), "the vectors are rows of one numpy array; list(…) makes a list of them"),
     "convert_to_tensor": ((None, False), "the vectors are numpy arrays; torch.from_numpy makes a tensor of one"),
     "device": ((None,), "the encoder service computes; its settings choose the device"),
     "output_value": ((None, "sentence_embedding"), "the encoder answers with sentence embeddings alone"),
@@ -63,47 +64,21 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         self._model = {"label": label, "version": version}
         self._space_id, self._truncate = space_id, truncate
 
-    @overload
-    def encode(
-        self, sentences: str, prompt_name: str | None = None, *, convert_to_numpy: bool = True, **options: Any
-    ) -> NDArray[np.float32]: ...
-
-    @overload
-    def encode(
-        self,
-        sentences: Sequence[str],
-        prompt_name: str | None = None,
-        *,
-        convert_to_numpy: Literal[True] = True,
-        **options: Any,
-    ) -> NDArray[np.float32]: ...
-
-    @overload
-    def encode(
-        self,
-        sentences: Sequence[str],
-        prompt_name: str | None = None,
-        *,
-        convert_to_numpy: Literal[False],
-        **options: Any,
-    ) -> list[NDArray[np.float32]]: ...
-
     def encode(
         self,
         sentences: str | Sequence[str],
         prompt_name: str | None = None,
         *,
         batch_size: int = BATCH,
-        convert_to_numpy: bool = True,
         normalize_embeddings: bool = True,
         **options: Any,
-    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+    ) -> NDArray[np.float32]:
         """Embeds sentences: (n, dim) float32, or (dim,) for one string; rows of unit length.
 
         `prompt_name` is the role: "query", or "document" (also "passage", "premise") for texts that are searched. More
-        than `batch_size` sentences go as a stream in the bulk lane. Without `convert_to_numpy` the answer is a list of
-        rows. `normalize_embeddings` changes nothing: the encoder's vectors have unit length either way. Other options
-        of sentence-transformers raise InvalidArgument with the reason, unless their value changes nothing.
+        than `batch_size` sentences go as a stream in the bulk lane. `normalize_embeddings` changes nothing: the
+        encoder's vectors have unit length either way. Other options of sentence-transformers raise InvalidArgument with
+        the reason, unless their value changes nothing.
         """
         del normalize_embeddings
         refuse(options)
@@ -111,8 +86,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         at_least_one(batch_size, "batch_size")
         if isinstance(sentences, str):
             return cast("NDArray[np.float32]", run(self._encode([sentences], role, batch_size))[0])
-        matrix = run(self._encode(_strings(sentences), role, batch_size))
-        return matrix if convert_to_numpy else list(matrix)
+        return run(self._encode(_strings(sentences), role, batch_size))
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Embeds queries; otherwise as `encode`."""
@@ -136,17 +110,11 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         """Runs on the loop of the blocking clients, to which the channel belongs."""
         if not texts:
             return np.zeros((0, await self._dim()), dtype=np.float32)
-        client = self._connected()
-        model = self._model if role == "query" else {}
+        client, model = self._connected(), self._model if role == "query" else {}
+        options: Any = {"role": role, "space_id": self._space_id, "truncate": self._truncate, **model}
         if len(texts) <= batch:
-            answer = await client.encode(
-                texts, role=role, space_id=self._space_id, truncate=self._truncate, **cast("Any", model)
-            )
-            return answer.vectors
-        answers = client.encode_all(
-            texts, role=role, space_id=self._space_id, truncate=self._truncate, batch=batch, **cast("Any", model)
-        )
-        return np.concatenate([answer.vectors async for answer in answers])
+            return (await client.encode(texts, **options)).vectors
+        return np.concatenate([answer.vectors async for answer in client.encode_all(texts, batch=batch, **options)])
 
     async def _dim(self) -> int:
         return int((await self._connected().info()).dim)
@@ -154,7 +122,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
 
 def role_of(name: str) -> Role:
     """Returns the role that a prompt's name stands for. Raises InvalidArgument for an unknown one."""
-    if name not in ROLES:
+    if not isinstance(name, str) or name not in ROLES:
         raise InvalidArgument.field("prompt_name", f"is {shown(name)}; give one of {', '.join(ROLES)}")
     return ROLES[name]
 
