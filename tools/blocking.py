@@ -115,13 +115,18 @@ def _aliases(tree: ast.Module) -> dict[str, ast.expr]:
 
 def _face(module: _Module) -> str:
     """Writes the blocking class of a module's client."""
-    methods = [node for node in module.client.body if isinstance(node, ast.AsyncFunctionDef)]
+    methods = [node for node in module.client.body if _answers_later(node)]
     public = [_method(module, node) for node in methods if not node.name.startswith("_")]
     is_root = module.client.name == ROOT_CLASS
     name = "Client" if is_root else f"Blocking{module.client.name}"
     start = _root_start(module) if is_root else _start(module)
     doc = _docstring(module.client, "    ")
     return f"class {name}:\n{doc}\n\n" + "\n\n".join([start, *public])
+
+
+def _answers_later(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    is_iterator = isinstance(node, ast.FunctionDef) and _text(node.returns) != ast.unparse(node.returns or node)
+    return is_iterator or isinstance(node, ast.AsyncFunctionDef)
 
 
 def _start(module: _Module) -> str:
@@ -177,7 +182,7 @@ def _handed_on(node: ast.FunctionDef) -> str:
     return ", ".join([*named, *([f"**{node.args.kwarg.arg}"] if node.args.kwarg else [])])
 
 
-def _method(module: _Module, node: ast.AsyncFunctionDef) -> str:
+def _method(module: _Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """Writes one blocking method."""
     arguments = [*node.args.args[1:], *node.args.kwonlyargs]
     lent = {one.arg: _lent(module, one) for one in arguments}

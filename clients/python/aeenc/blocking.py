@@ -314,7 +314,7 @@ class BlockingIndexClient:
 
         Those that are there already change nothing. The generation before stays until it is deleted, so that one call
         with many premises is better than many calls. Raises NotFound for a corpus that does not serve, InvalidArgument
-        for an id that is taken by another text, Aborted where somebody else has activated a generation meanwhile:
+        for an id that is taken by another premise, Aborted where somebody else has activated a generation meanwhile:
         theirs stays as it is, and the call may be made again. `truncate` is that of `build`.
         """
         with Caller() as caller:

@@ -18,12 +18,12 @@ from aeenc.calls.encoding import (
     truncation,
 )
 from aeenc.calls.inputs import at_least_one, each
-from aeenc.transport.channel import Channel
+from aeenc.calls.rpc import ServiceClient, rpc, value
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc
 from aeenc.values.writing import message
 
 
-class EncoderClient:
+class EncoderClient(ServiceClient):
     """Calls EncoderService. Raises the classes of `aeenc.errors`.
 
     Options of the encode calls: `role` is that of the texts, "query" (default) or "premise"; `label` or `version` names
@@ -33,9 +33,7 @@ class EncoderClient:
     same `routing_key` get the same version.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self._stub = encoder_pb2_grpc.EncoderServiceStub(channel.grpc)
+    _services = (encoder_pb2_grpc.EncoderServiceStub,)
 
     async def encode(
         self,
@@ -132,10 +130,9 @@ class EncoderClient:
         response = await self.channel.unary(self._stub.Score, request, timeout_s=timeout_s, hedge=True)
         return Scored.of(response)
 
+    @rpc(encoder_pb2.EncoderServiceGetInfoRequest, value("EncoderInfo"))
     async def info(self) -> values.EncoderInfo:
         """Gets the encoder's versions, labels, limits, state and last swaps."""
-        response = await self.channel.unary(self._stub.GetInfo, encoder_pb2.EncoderServiceGetInfoRequest())
-        return values.EncoderInfo.from_message(response)
 
 
 async def _batches(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:

@@ -13,7 +13,6 @@ from aeenc import errors, values, vectors
 from aeenc.calls.encoding import truncation
 from aeenc.calls.inputs import (
     begins_again,
-    change,
     listed,
     refuse_unknown,
 )
@@ -29,7 +28,8 @@ from aeenc.calls.retrieval import (
     SearchResult,
     rank,
 )
-from aeenc.transport.channel import AWAY, PASSING, Channel, Sent, pause_s
+from aeenc.calls.rpc import ServiceClient, rpc, value
+from aeenc.transport.channel import AWAY, PASSING, Sent, pause_s
 from aeenc.transport.checks import check_seconds
 from aeenc.v1 import index_pb2, index_pb2_grpc, types_pb2
 from aeenc.values.writing import message, shown
@@ -49,14 +49,10 @@ RESUME_S = 60.0
 BuildStage = Literal["receiving", "indexing"]
 
 
-class IndexClient:
+class IndexClient(ServiceClient):
     """Calls IndexService and IndexAdminService. Raises the classes of `aeenc.errors`."""
 
-    def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
-        self.channel = channel
-        self._admin_channel = admin or channel
-        self._stub = index_pb2_grpc.IndexServiceStub(channel.grpc)
-        self._admin = index_pb2_grpc.IndexAdminServiceStub(self._admin_channel.grpc)
+    _services = (index_pb2_grpc.IndexServiceStub, index_pb2_grpc.IndexAdminServiceStub)
 
     async def search(
         self,
@@ -155,22 +151,22 @@ class IndexClient:
             lambda request: self._retrieved(request, RANKING_TIMEOUT_S), corpus, asked, texts, accepted, accessible
         )
 
+    @rpc(
+        index_pb2.GetPremisesRequest,
+        value("Premise", "premises"),
+        hedge=True,
+    )
     async def get_premises(self, corpus: str, ids: Sequence[str], *, generation: str = "") -> list[values.Premise]:
         """Looks premises up by id or alias, in the order of `ids`."""
-        request = message(index_pb2.GetPremisesRequest, corpus=corpus, ids=ids, generation=generation)
-        response = await self.channel.unary(self._stub.GetPremises, request, hedge=True)
-        return [values.Premise.from_message(premise) for premise in response.premises]
 
-    async def list_premises(
+    @rpc(index_pb2.ListPremisesRequest, value("Premise"), pages="premises")
+    def list_premises(
         self, corpus: str, *, generation: str = "", page_size: int = 1024
     ) -> AsyncIterator[values.Premise]:
         """Yields all premises of a generation in the order of insertion.
 
         A page of `page_size` is fetched when it is needed.
         """
-        request = message(index_pb2.ListPremisesRequest, corpus=corpus, page_size=page_size, generation=generation)
-        async for premise in self.channel.pages(self._stub.ListPremises, request, "premises"):
-            yield values.Premise.from_message(premise)
 
     async def build(
         self,
@@ -270,7 +266,7 @@ class IndexClient:
 
         Those that are there already change nothing. The generation before stays until it is deleted, so that one call
         with many premises is better than many calls. Raises NotFound for a corpus that does not serve, InvalidArgument
-        for an id that is taken by another text, Aborted where somebody else has activated a generation meanwhile:
+        for an id that is taken by another premise, Aborted where somebody else has activated a generation meanwhile:
         theirs stays as it is, and the call may be made again. `truncate` is that of `build`.
         """
         base = await self._active(corpus)
@@ -323,62 +319,44 @@ class IndexClient:
                 f"corpus {corpus!r} has changed meanwhile, from generation {base.id} to {active.id}; call again"
             ) from error
 
+    @rpc(index_pb2.ActivateGenerationRequest, value("Activation"), timeout_s=600.0)
     async def activate(
         self, corpus: str, generation: str, *, expected: str | None = None, request_id: str = ""
     ) -> values.Activation:
         """Makes searches use a generation, or none (""). With `expected`, only if that one is active now."""
-        request = change(
-            index_pb2.ActivateGenerationRequest,
-            corpus=corpus,
-            generation=generation,
-            expected_generation=expected,
-            request_id=request_id,
-        )
-        response = await self._admin_channel.unary(self._admin.ActivateGeneration, request, timeout_s=600.0)
-        return values.Activation.from_message(response)
 
-    async def list_corpora(self, *, page_size: int = 1000) -> AsyncIterator[values.CorpusInfo]:
+    @rpc(index_pb2.ListCorporaRequest, value("CorpusInfo"), pages="corpora")
+    def list_corpora(self, *, page_size: int = 1000) -> AsyncIterator[values.CorpusInfo]:
         """Yields all corpora by name, with their active generations.
 
         A page of `page_size`, 1 to 1,000, is fetched when it is needed.
         """
-        request = message(index_pb2.ListCorporaRequest, page_size=page_size)
-        async for corpus in self.channel.pages(self._stub.ListCorpora, request, "corpora"):
-            yield values.CorpusInfo.from_message(corpus)
 
-    async def list_generations(self, corpus: str, *, page_size: int = 1000) -> AsyncIterator[values.Generation]:
+    @rpc(index_pb2.ListGenerationsRequest, value("Generation"), pages="generations")
+    def list_generations(self, corpus: str, *, page_size: int = 1000) -> AsyncIterator[values.Generation]:
         """Yields all generations of a corpus, newest first.
 
         A page of `page_size`, 1 to 1,000, is fetched when it is needed.
         """
-        request = message(index_pb2.ListGenerationsRequest, corpus=corpus, page_size=page_size)
-        async for generation in self._admin_channel.pages(self._admin.ListGenerations, request, "generations"):
-            yield values.Generation.from_message(generation)
 
+    @rpc(
+        index_pb2.VerifyGenerationRequest,
+        value("Generation", "generation"),
+        timeout_s=VERIFY_TIMEOUT_S,
+    )
     async def verify(self, corpus: str, generation: str = "") -> values.Generation:
         """Checks every file of a generation, by default of the active one, and changes nothing.
 
         Raises DataLoss for a damaged one, whose message names a file. Its `metadata` has `generation`, `space_id`,
         `active` and `damaged`, as far as the index knows them: the damaged files separated by commas.
         """
-        request = message(index_pb2.VerifyGenerationRequest, corpus=corpus, generation=generation)
-        call = self._admin_channel.unary(self._admin.VerifyGeneration, request, timeout_s=VERIFY_TIMEOUT_S)
-        response: index_pb2.VerifyGenerationResponse = await call
-        return values.Generation.from_message(response.generation)
 
+    @rpc(index_pb2.DeleteGenerationRequest)
     async def delete(self, corpus: str, generation: str, *, despite: Sequence[str] = (), request_id: str = "") -> None:
         """Deletes a generation that is not active.
 
         Raises FailedPrecondition while somebody holds it whom `despite` does not name; a run named there cannot go on.
         """
-        request = change(
-            index_pb2.DeleteGenerationRequest,
-            corpus=corpus,
-            generation=generation,
-            despite=despite,
-            request_id=request_id,
-        )
-        await self._admin_channel.unary(self._admin.DeleteGeneration, request)
 
     async def delete_corpus(self, corpus: str, *, despite: Sequence[str] = ()) -> None:
         """Deletes a corpus with all generations and explanations. It cannot be had back.
@@ -400,15 +378,13 @@ class IndexClient:
             with suppress(errors.NotFound):  # somebody else does the same
                 await self.delete(corpus, one.id, despite=spared)
 
+    @rpc(index_pb2.HoldGenerationRequest)
     async def hold(self, corpus: str, generation: str, holder: str) -> None:
         """Keeps a generation from deletion until `release` with the same holder, a name such as `run-<id>`."""
-        request = message(index_pb2.HoldGenerationRequest, corpus=corpus, generation=generation, holder=holder)
-        await self._admin_channel.unary(self._admin.HoldGeneration, request)
 
+    @rpc(index_pb2.ReleaseGenerationRequest)
     async def release(self, corpus: str, generation: str, holder: str) -> None:
         """Ends a hold, if there is one."""
-        request = message(index_pb2.ReleaseGenerationRequest, corpus=corpus, generation=generation, holder=holder)
-        await self._admin_channel.unary(self._admin.ReleaseGeneration, request)
 
     async def put_explanations(
         self,
@@ -430,14 +406,13 @@ class IndexClient:
         )
         return int(response.total_size)
 
+    @rpc(index_pb2.IndexServiceGetInfoRequest, value("IndexInfo"))
     async def info(self) -> values.IndexInfo:
         """Gets the index's corpora, active generations, limits and state."""
-        response = await self.channel.unary(self._stub.GetInfo, index_pb2.IndexServiceGetInfoRequest())
-        return values.IndexInfo.from_message(response)
 
 
 def _has(known: values.Premise | None, given: types_pb2.Premise) -> bool:
-    """Whether a known premise has the text, splits and tags of one that is given under its id."""
+    """Whether a known premise has all of one that is given under its id."""
     if known is None or known.text != given.text:
         return False
-    return {*given.splits, *given.tags} <= {*known.splits, *known.tags}
+    return all({*getattr(given, name)} <= {*getattr(known, name)} for name in ("aliases", "splits", "tags"))

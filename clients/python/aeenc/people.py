@@ -14,9 +14,9 @@ from typing import Any, Literal, cast
 
 from aeenc import values
 from aeenc.calls.inputs import change
+from aeenc.calls.rpc import ServiceClient, rpc, value
 from aeenc.errors import InvalidArgument
 from aeenc.oracle import Answer, Verdicts
-from aeenc.transport.channel import Channel
 from aeenc.v1 import people_pb2, people_pb2_grpc
 from aeenc.values.writing import duration, message, shown
 
@@ -24,17 +24,16 @@ StateName = Literal["waiting", "decided", "conflict", "settled", "withdrawn"]
 PAGE = 200
 
 
-class PeopleClient:
+class PeopleClient(ServiceClient):
     """Calls PeopleService, on the sampler's server. Raises the classes of `aeenc.errors`.
 
     Verdicts are the ids of premises that explain, or a mapping from id to a judgement or Verdict. Every call is safe to
     retry, and the channel retries it.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self._stub = people_pb2_grpc.PeopleServiceStub(channel.grpc)
+    _services = (people_pb2_grpc.PeopleServiceStub,)
 
+    @rpc(people_pb2.LeaseTaskRequest, value("Lease", "leases"))
     async def lease(
         self,
         annotator: str,
@@ -50,29 +49,14 @@ class PeopleClient:
 
         With `run_id`, `hypothesis_id` stays in one tree, and `task_id` names a single task.
         """
-        request = change(
-            people_pb2.LeaseTaskRequest,
-            run_id=run_id,
-            annotator=annotator,
-            max_tasks=max_tasks,
-            request_id=request_id,
-            queue=queue,
-            hypothesis_id=hypothesis_id,
-            task_id=task_id,
-        )
-        response = await self.channel.unary(self._stub.LeaseTask, request)
-        return [values.Lease.from_message(lease) for lease in response.leases]
 
+    @rpc(people_pb2.RenewLeaseRequest, lambda answer: answer.expires_at.ToDatetime(tzinfo=UTC))
     async def renew(self, lease_id: str) -> datetime:
         """Extends a lease and returns its new end. Raises FailedPrecondition (LEASE_EXPIRED) for an expired one."""
-        request = message(people_pb2.RenewLeaseRequest, lease_id=lease_id)
-        response: people_pb2.RenewLeaseResponse = await self.channel.unary(self._stub.RenewLease, request)
-        return response.expires_at.ToDatetime(tzinfo=UTC)
 
+    @rpc(people_pb2.ReleaseTaskRequest)
     async def release(self, lease_id: str, reason: str = "") -> None:
         """Gives a task back unanswered; it goes to the end of the queue."""
-        request = message(people_pb2.ReleaseTaskRequest, lease_id=lease_id, reason=reason)
-        await self.channel.unary(self._stub.ReleaseTask, request)
 
     async def submit(
         self,
@@ -104,16 +88,9 @@ class PeopleClient:
         )
         return values.SubmittedVerdicts.from_message(await self.channel.unary(self._stub.SubmitVerdicts, request))
 
+    @rpc(people_pb2.UndoVerdictsRequest, lambda answer: list(answer.answer_ids))
     async def undo(self, annotator: str, run_id: str, *, count: int = 1, request_id: str = "") -> list[str]:
         """Takes the last answers of a person back and returns their ids, the last first."""
-        request = change(
-            people_pb2.UndoVerdictsRequest,
-            annotator=annotator,
-            run_id=run_id,
-            count=count,
-            request_id=request_id,
-        )
-        return list((await self.channel.unary(self._stub.UndoVerdicts, request)).answer_ids)
 
     async def amend(
         self, answer_id: str, verdicts: Verdicts | Answer[Any], annotator: str, *, request_id: str = ""
@@ -139,6 +116,7 @@ class PeopleClient:
         )
         return str((await self.channel.unary(self._stub.Adjudicate, request)).answer_id)
 
+    @rpc(people_pb2.CloseTaskRequest, value("JudgedTask", "task"))
     async def close(
         self, run_id: str, task_id: str, annotator: str, *, reason: str = "", overlap: int = 0, request_id: str = ""
     ) -> values.JudgedTask:
@@ -147,22 +125,17 @@ class PeopleClient:
         With `overlap`, so many answers decide it, where more were wanted. What answers leave open becomes skipped
         pairs. Raises FailedPrecondition once the run has gone on with the task.
         """
-        given = {"annotator": annotator, "reason": reason, "overlap": overlap, "request_id": request_id}
-        return await self._close_task(run_id=run_id, task_id=task_id, **given)
 
     async def settle(self, run_id: str, task_id: str, annotator: str, *, request_id: str = "") -> values.JudgedTask:
         """Lets the run go on with a decided task at once, instead of after the queue's `undo_s`. Returns the task.
 
         Raises FailedPrecondition: TASK_UNDECIDED while answers are missing, NOT_ANSWERED for somebody else's task.
         """
-        given = {"annotator": annotator, "settle": True, "request_id": request_id}
-        return await self._close_task(run_id=run_id, task_id=task_id, **given)
+        named = {"run_id": run_id, "task_id": task_id, "annotator": annotator}
+        request = change(people_pb2.CloseTaskRequest, **named, settle=True, request_id=request_id)
+        return values.JudgedTask.from_message((await self.channel.unary(self._stub.CloseTask, request)).task)
 
-    async def _close_task(self, **given: Any) -> values.JudgedTask:
-        request = change(people_pb2.CloseTaskRequest, **given)
-        response: people_pb2.CloseTaskResponse = await self.channel.unary(self._stub.CloseTask, request)
-        return values.JudgedTask.from_message(response.task)
-
+    @rpc(people_pb2.RetrieveAgainRequest, value("RetrievedAgain"))
     async def retrieve_again(
         self,
         run_id: str,
@@ -178,48 +151,26 @@ class PeopleClient:
         Only those of a hypothesis, or a single one, if named; `lease_id` gives one back that the person holds. Returns
         the version and the tasks; with `dry_run` nothing changes. Raises FailedPrecondition: RUN_ENDED, VERSION_FIXED.
         """
-        request = message(
-            people_pb2.RetrieveAgainRequest,
-            run_id=run_id,
-            hypothesis_id=hypothesis_id,
-            task_id=task_id,
-            lease_id=lease_id,
-            annotator=annotator,
-            dry_run=dry_run,
-        )
-        return values.RetrievedAgain.from_message(await self.channel.unary(self._stub.RetrieveAgain, request))
 
-    async def list_changes(
-        self, run_id: str, *, task_id: str = "", page_size: int = PAGE
-    ) -> AsyncIterator[values.TaskEvent]:
+    @rpc(people_pb2.ListChangesRequest, value("TaskEvent"), pages="changes")
+    def list_changes(self, run_id: str, *, task_id: str = "", page_size: int = PAGE) -> AsyncIterator[values.TaskEvent]:
         """Yields what people have done with the tasks of a run, or with one, oldest first: the audit trail."""
-        request = message(people_pb2.ListChangesRequest, run_id=run_id, task_id=task_id, page_size=page_size)
-        async for event in self.channel.pages(self._stub.ListChanges, request, "changes"):
-            yield values.TaskEvent.from_message(event)
 
+    @rpc(people_pb2.GetTreeRequest, value("TreeState", "tree"))
     async def get_tree(self, run_id: str, hypothesis_id: str) -> values.TreeState:
         """Gets the tree of a hypothesis: its nodes, what explains each, and who works on it."""
-        request = message(people_pb2.GetTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
-        response: people_pb2.GetTreeResponse = await self.channel.unary(self._stub.GetTree, request)
-        return values.TreeState.from_message(response.tree)
 
-    async def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[values.TreeState]:
+    @rpc(people_pb2.WatchTreeRequest, value("TreeState", "tree"))
+    def watch_tree(self, run_id: str, hypothesis_id: str) -> AsyncIterator[values.TreeState]:
         """Yields the tree of a hypothesis, and again whenever it has changed, until its run has ended."""
-        request = message(people_pb2.WatchTreeRequest, run_id=run_id, hypothesis_id=hypothesis_id)
-        async for response in self.channel.stream(self._stub.WatchTree, request):
-            yield values.TreeState.from_message(response.tree)
 
+    @rpc(people_pb2.ListQueuesRequest, value("Queue", "queues"))
     async def list_queues(self, annotator: str = "") -> list[values.Queue]:
         """Lists the queues with their guidelines and the numbers of their tasks, and those of one person."""
-        request = message(people_pb2.ListQueuesRequest, annotator=annotator)
-        response: people_pb2.ListQueuesResponse = await self.channel.unary(self._stub.ListQueues, request)
-        return [values.Queue.from_message(queue) for queue in response.queues]
 
+    @rpc(people_pb2.GetAgreementRequest, value("Agreement"))
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
-        request = message(people_pb2.GetAgreementRequest, run_id=run_id)
-        response = await self.channel.unary(self._stub.GetAgreement, request, timeout_s=timeout_s)
-        return values.Agreement.from_message(response)
 
     async def list_tasks(
         self,
@@ -249,16 +200,12 @@ class PeopleClient:
         async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
             yield values.JudgedTask.from_message(task)
 
-    async def watch(
-        self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False
-    ) -> AsyncIterator[values.TaskEvent]:
+    @rpc(people_pb2.WatchTasksRequest, value("TaskEvent", "event"))
+    def watch(self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False) -> AsyncIterator[values.TaskEvent]:
         """Replays the events of a run's tasks, or of all, and follows them; a run's until it has ended.
 
         `from_now`: replays none.
         """
-        request = message(people_pb2.WatchTasksRequest, run_id=run_id, from_seq=from_seq, from_now=from_now)
-        async for response in self.channel.stream(self._stub.WatchTasks, request):
-            yield values.TaskEvent.from_message(response.event)
 
 
 def _whole(given: Verdicts | Answer[Any]) -> Answer[Any]:

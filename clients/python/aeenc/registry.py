@@ -7,22 +7,20 @@ from collections.abc import AsyncIterator, Sequence
 from aeenc import values
 from aeenc.calls.encoding import Precision
 from aeenc.calls.inputs import change, listed
-from aeenc.transport.channel import Channel
+from aeenc.calls.rpc import ServiceClient, rpc, value
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
-from aeenc.values.writing import duration, message
+from aeenc.values.writing import duration
 
 WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 
 
-class RegistryClient:
+class RegistryClient(ServiceClient):
     """Calls RegistryAdminService; the channel carries the admin credential. Raises the classes of `aeenc.errors`.
 
     Calls that move a label make a `request_id` where none is given: a repeated call must not move it twice.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self._stub = registry_pb2_grpc.RegistryAdminServiceStub(channel.grpc)
+    _services = (registry_pb2_grpc.RegistryAdminServiceStub,)
 
     async def publish(
         self,
@@ -91,10 +89,9 @@ class RegistryClient:
         )
         return values.Label.from_message((await self.channel.unary(self._stub.SetLabel, request)).label)
 
+    @rpc(registry_pb2.DeleteLabelRequest)
     async def delete_label(self, label: str, *, space_id: str = "", request_id: str = "") -> None:
         """Removes a label."""
-        request = change(registry_pb2.DeleteLabelRequest, label=label, space_id=space_id, request_id=request_id)
-        await self.channel.unary(self._stub.DeleteLabel, request)
 
     async def rollback(
         self,
@@ -123,19 +120,16 @@ class RegistryClient:
         response = await self.channel.unary(self._stub.Rollback, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
         return values.Rollback.from_message(response)
 
-    async def list_labels(self, *, space_id: str = "", page_size: int = 1000) -> AsyncIterator[values.Label]:
+    @rpc(registry_pb2.ListLabelsRequest, value("Label"), pages="labels")
+    def list_labels(self, *, space_id: str = "", page_size: int = 1000) -> AsyncIterator[values.Label]:
         """Yields all labels by space and name, or those of one space.
 
         A page of `page_size`, 1 to 1,000, is fetched when it is needed.
         """
-        request = message(registry_pb2.ListLabelsRequest, space_id=space_id, page_size=page_size)
-        async for label in self.channel.pages(self._stub.ListLabels, request, "labels"):
-            yield values.Label.from_message(label)
 
+    @rpc(registry_pb2.ListRolloutsRequest, value("Rollouts"))
     async def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
         """Says, for each live encoder, the revision of the label it serves, or why it does not."""
-        request = message(registry_pb2.ListRolloutsRequest, label=label, space_id=space_id)
-        return values.Rollouts.from_message(await self.channel.unary(self._stub.ListRollouts, request))
 
 
 def _versions(version: str | Sequence[str]) -> Sequence[str]:

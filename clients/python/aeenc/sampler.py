@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.encoding import selector
@@ -12,14 +12,13 @@ from aeenc.calls.inputs import (
     CHUNK_BYTES,
     accessible_by_text,
     begins_again,
-    change,
     check_used,
     chunks,
     each,
 )
+from aeenc.calls.rpc import ServiceClient, rpc, value
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
-from aeenc.transport.channel import Channel
 from aeenc.trees import Accessible
 from aeenc.v1 import sampler_pb2, sampler_pb2_grpc, types_pb2
 from aeenc.values.writing import as_message, message, shown
@@ -32,17 +31,16 @@ Root = tuple[str, str] | tuple[str, str, str, str] | sampler_pb2.Hypothesis
 ROOT_FIELDS = ("id", "text", "question", "answer")
 
 
-class SamplerClient:
+_run = value("Run", "run")
+
+
+class SamplerClient(ServiceClient):
     """Calls SamplerService, and SamplerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
     """
 
-    def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
-        self.channel = channel
-        self._admin_channel = admin or channel
-        self._stub = sampler_pb2_grpc.SamplerServiceStub(channel.grpc)
-        self._admin = sampler_pb2_grpc.SamplerAdminServiceStub(self._admin_channel.grpc)
+    _services = (sampler_pb2_grpc.SamplerServiceStub, sampler_pb2_grpc.SamplerAdminServiceStub)
 
     async def start_run(
         self,
@@ -132,21 +130,17 @@ class SamplerClient:
         )
         return values.Run.from_message(response.run)
 
+    @rpc(sampler_pb2.GetRunRequest, _run)
     async def get_run(self, run_id: str) -> values.Run:
         """Gets a run."""
-        return await self._run(self._stub.GetRun, message(sampler_pb2.GetRunRequest, run_id=run_id))
 
-    async def list_runs(self, *, page_size: int = 1000) -> AsyncIterator[values.Run]:
+    @rpc(sampler_pb2.ListRunsRequest, value("Run"), pages="runs")
+    def list_runs(self, *, page_size: int = 1000) -> AsyncIterator[values.Run]:
         """Yields all runs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
-        request = message(sampler_pb2.ListRunsRequest, page_size=page_size)
-        async for run in self.channel.pages(self._stub.ListRuns, request, "runs"):
-            yield values.Run.from_message(run)
 
-    async def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Run]]:
+    @rpc(sampler_pb2.WatchRunRequest, lambda event: (event.seq, _run(event)))
+    def watch(self, run_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Run]]:
         """Replays a run's events from a sequence number on and follows them until it ends."""
-        request = message(sampler_pb2.WatchRunRequest, run_id=run_id, from_seq=from_seq)
-        async for event in self.channel.stream(self._stub.WatchRun, request):
-            yield event.seq, values.Run.from_message(event.run)
 
     async def wait(self, run_id: str, *, on_progress: Callable[[values.Run], None] | None = None) -> values.Run:
         """Waits until a run has ended, across restarts of the sampler, and returns it even if it failed."""
@@ -156,45 +150,33 @@ class SamplerClient:
             lambda seq: self.watch(run_id, from_seq=seq), lambda: patient.get_run(run_id), on_progress
         )
 
+    @rpc(sampler_pb2.CancelRunRequest, _run)
     async def cancel(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Stops a run and keeps its pairs. Raises FailedPrecondition for one that has ended."""
-        request = change(sampler_pb2.CancelRunRequest, run_id=run_id, request_id=request_id)
-        return await self._run(self._stub.CancelRun, request)
 
+    @rpc(sampler_pb2.ResumeRunRequest, _run)
     async def resume(self, run_id: str, *, request_id: str = "") -> values.Run:
         """Continues a run that was cancelled or failed."""
-        request = change(sampler_pb2.ResumeRunRequest, run_id=run_id, request_id=request_id)
-        return await self._run(self._stub.ResumeRun, request)
 
+    @rpc(sampler_pb2.DeleteRunRequest)
     async def delete(self, run_id: str, *, request_id: str = "") -> None:
         """Deletes a run that has ended, with its pairs and trees. Raises FailedPrecondition for a live one."""
-        request = change(sampler_pb2.DeleteRunRequest, run_id=run_id, request_id=request_id)
-        await self._admin_channel.unary(self._admin.DeleteRun, request)
 
+    @rpc(
+        sampler_pb2.SamplerAdminServiceCollectGarbageRequest,
+        value("Garbage", "garbage"),
+    )
     async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Deletes the runs that the sampler's settings no longer keep, and returns them; with `dry_run` only that."""
-        request = change(
-            sampler_pb2.SamplerAdminServiceCollectGarbageRequest,
-            dry_run=dry_run,
-            request_id=request_id,
-        )
-        response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
-        return [values.Garbage.from_message(one) for one in response.garbage]
 
-    async def _run(self, method: Callable[..., Any], request: Any) -> values.Run:
-        return values.Run.from_message((await self.channel.unary(method, request)).run)
-
-    async def list_pairs(
+    @rpc(sampler_pb2.ListPairsRequest, value("Pair"), pages="pairs")
+    def list_pairs(
         self, run_id: str, *, sign: SignName | int | None = None, page_size: int = 1024
     ) -> AsyncIterator[values.Pair]:
         """Yields all pairs of a run, or those of one sign, in the order they were recorded.
 
         A page of `page_size` is fetched when it is needed.
         """
-        wanted = cast("Any", sign)
-        request = message(sampler_pb2.ListPairsRequest, run_id=run_id, page_size=page_size, sign=wanted)
-        async for pair in self.channel.pages(self._stub.ListPairs, request, "pairs"):
-            yield values.Pair.from_message(pair)
 
     async def import_pairs(
         self,
@@ -229,16 +211,13 @@ class SamplerClient:
         response: sampler_pb2.ImportPairsResponse = await self.channel.unary(self._stub.ImportPairs, request)
         total.run_id, total.added = response.run_id, total.added + response.added
 
-    async def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
+    @rpc(sampler_pb2.ExportTreesRequest, lambda tree: (tree.hypothesis_id, tree.record_json), retry=True)
+    def export_trees(self, run_id: str) -> AsyncIterator[tuple[str, str]]:
         """Yields the trees that a run has built: hypothesis id and EntailmentBank record (one line of JSON)."""
-        request = message(sampler_pb2.ExportTreesRequest, run_id=run_id)
-        async for tree in self.channel.stream(self._stub.ExportTrees, request, retry=True):
-            yield tree.hypothesis_id, tree.record_json
 
+    @rpc(sampler_pb2.SamplerServiceGetInfoRequest, value("SamplerInfo"))
     async def info(self) -> values.SamplerInfo:
         """Gets the sampler's oracles, active runs, limits and state."""
-        response = await self.channel.unary(self._stub.GetInfo, sampler_pb2.SamplerServiceGetInfoRequest())
-        return values.SamplerInfo.from_message(response)
 
 
 def _with_options(config: sampler_pb2.RunConfig, **options: Any) -> sampler_pb2.RunConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from aeenc import values
 from aeenc.calls.encoding import selector
@@ -13,7 +12,6 @@ from aeenc.calls.inputs import (
     Items,
     accessible_by_text,
     begins_again,
-    change,
     check_used,
     chunks,
     each,
@@ -21,10 +19,10 @@ from aeenc.calls.inputs import (
     pair_of,
 )
 from aeenc.calls.retrieval import Mode, Retrieval, RetrieveOptions
+from aeenc.calls.rpc import ServiceClient, rpc, value
 from aeenc.calls.waiting import wait_for_end
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation.graded import check_grade
-from aeenc.transport.channel import Channel
 from aeenc.trees import Accessible, Tree
 from aeenc.v1 import index_pb2, trainer_pb2, trainer_pb2_grpc, types_pb2
 from aeenc.values.trainer import BatchingName, LossName, ModeName, NegativesName, TargetsName
@@ -56,17 +54,16 @@ def gold_tree(tree: Tree) -> trainer_pb2.GoldTree:
     return message(trainer_pb2.GoldTree, hypothesis=tree.hypothesis, intermediates=inner, leaves=leaves)
 
 
-class TrainerClient:
+_job = value("Job", "job")
+
+
+class TrainerClient(ServiceClient):
     """Calls TrainerService, and TrainerAdminService through `admin` (default: the same channel).
 
     Raises the classes of `aeenc.errors`.
     """
 
-    def __init__(self, channel: Channel, admin: Channel | None = None) -> None:
-        self.channel = channel
-        self._admin_channel = admin or channel
-        self._stub = trainer_pb2_grpc.TrainerServiceStub(channel.grpc)
-        self._admin = trainer_pb2_grpc.TrainerAdminServiceStub(self._admin_channel.grpc)
+    _services = (trainer_pb2_grpc.TrainerServiceStub, trainer_pb2_grpc.TrainerAdminServiceStub)
 
     async def start_job(
         self,
@@ -139,23 +136,20 @@ class TrainerClient:
         given["validation"] = [gold_query(query, "validation") for query in listed(validation, "validation")]
         given["idempotency_key"] = idempotency_key or uuid.uuid4().hex
         config = message(trainer_pb2.JobConfig, **given)
-        return await self._job(self._stub.StartJob, trainer_pb2.StartJobRequest(config=config))
+        request = trainer_pb2.StartJobRequest(config=config)
+        return values.Job.from_message((await self.channel.unary(self._stub.StartJob, request)).job)
 
+    @rpc(trainer_pb2.GetJobRequest, _job)
     async def get_job(self, job_id: str) -> values.Job:
         """Gets a job."""
-        return await self._job(self._stub.GetJob, message(trainer_pb2.GetJobRequest, job_id=job_id))
 
-    async def list_jobs(self, *, page_size: int = 1000) -> AsyncIterator[values.Job]:
+    @rpc(trainer_pb2.ListJobsRequest, value("Job"), pages="jobs")
+    def list_jobs(self, *, page_size: int = 1000) -> AsyncIterator[values.Job]:
         """Yields all jobs, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
-        request = message(trainer_pb2.ListJobsRequest, page_size=page_size)
-        async for job in self.channel.pages(self._stub.ListJobs, request, "jobs"):
-            yield values.Job.from_message(job)
 
-    async def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Job]]:
+    @rpc(trainer_pb2.WatchJobRequest, lambda event: (event.seq, _job(event)))
+    def watch(self, job_id: str, *, from_seq: int = 0) -> AsyncIterator[tuple[int, values.Job]]:
         """Replays a job's events from a sequence number on and follows them until it ends."""
-        request = message(trainer_pb2.WatchJobRequest, job_id=job_id, from_seq=from_seq)
-        async for event in self.channel.stream(self._stub.WatchJob, request):
-            yield event.seq, values.Job.from_message(event.job)
 
     async def wait(self, job_id: str, *, on_progress: Callable[[values.Job], None] | None = None) -> values.Job:
         """Waits until a job has ended, across restarts of the trainer, and returns it even if it failed."""
@@ -165,38 +159,28 @@ class TrainerClient:
             lambda seq: self.watch(job_id, from_seq=seq), lambda: patient.get_job(job_id), on_progress
         )
 
+    @rpc(trainer_pb2.CancelJobRequest, _job)
     async def cancel(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Stops a job. Raises FailedPrecondition for one that has ended."""
-        request = change(trainer_pb2.CancelJobRequest, job_id=job_id, request_id=request_id)
-        return await self._job(self._stub.CancelJob, request)
 
+    @rpc(trainer_pb2.ResumeJobRequest, _job)
     async def resume(self, job_id: str, *, request_id: str = "") -> values.Job:
         """Continues a job from its last finished epoch."""
-        request = change(trainer_pb2.ResumeJobRequest, job_id=job_id, request_id=request_id)
-        return await self._job(self._stub.ResumeJob, request)
 
+    @rpc(trainer_pb2.DeleteJobRequest)
     async def delete(self, job_id: str, *, request_id: str = "") -> None:
         """Deletes a job that has ended, with its files. Raises FailedPrecondition for a live one."""
-        request = change(trainer_pb2.DeleteJobRequest, job_id=job_id, request_id=request_id)
-        await self._admin_channel.unary(self._admin.DeleteJob, request)
 
+    @rpc(trainer_pb2.DeleteCheckpointRequest)
     async def delete_checkpoint(self, version: str, *, request_id: str = "") -> None:
         """Deletes a checkpoint. Raises FailedPrecondition, naming who needs it, for one in use."""
-        request = change(trainer_pb2.DeleteCheckpointRequest, version=version, request_id=request_id)
-        await self._admin_channel.unary(self._admin.DeleteCheckpoint, request)
 
+    @rpc(
+        trainer_pb2.TrainerAdminServiceCollectGarbageRequest,
+        value("Garbage", "garbage"),
+    )
     async def collect_garbage(self, *, dry_run: bool = False, request_id: str = "") -> list[values.Garbage]:
         """Removes what the trainer's settings no longer keep, and lists it; with `dry_run` it only lists it."""
-        request = change(
-            trainer_pb2.TrainerAdminServiceCollectGarbageRequest,
-            dry_run=dry_run,
-            request_id=request_id,
-        )
-        response = await self._admin_channel.unary(self._admin.CollectGarbage, request)
-        return [values.Garbage.from_message(one) for one in response.garbage]
-
-    async def _job(self, method: Callable[..., Any], request: Any) -> values.Job:
-        return values.Job.from_message((await self.channel.unary(method, request)).job)
 
     async def evaluate(
         self,
@@ -249,21 +233,17 @@ class TrainerClient:
         )
         return values.EvaluationReport.from_message(response.report)
 
-    async def list_checkpoints(self, *, page_size: int = 1000) -> AsyncIterator[values.Checkpoint]:
+    @rpc(trainer_pb2.ListCheckpointsRequest, value("Checkpoint"), pages="checkpoints")
+    def list_checkpoints(self, *, page_size: int = 1000) -> AsyncIterator[values.Checkpoint]:
         """Yields all checkpoints, newest first. A page of `page_size`, 1 to 1,000, is fetched when it is needed."""
-        request = message(trainer_pb2.ListCheckpointsRequest, page_size=page_size)
-        async for checkpoint in self.channel.pages(self._stub.ListCheckpoints, request, "checkpoints"):
-            yield values.Checkpoint.from_message(checkpoint)
 
+    @rpc(trainer_pb2.GetCheckpointRequest, value("Checkpoint", "checkpoint"))
     async def get_checkpoint(self, version: str) -> values.Checkpoint:
         """Gets a checkpoint."""
-        request = message(trainer_pb2.GetCheckpointRequest, version=version)
-        return values.Checkpoint.from_message((await self.channel.unary(self._stub.GetCheckpoint, request)).checkpoint)
 
+    @rpc(trainer_pb2.TrainerServiceGetInfoRequest, value("TrainerInfo"))
     async def info(self) -> values.TrainerInfo:
         """Gets the trainer's space, device, active job, limits and state."""
-        response = await self.channel.unary(self._stub.GetInfo, trainer_pb2.TrainerServiceGetInfoRequest())
-        return values.TrainerInfo.from_message(response)
 
 
 async def _evaluate_items(

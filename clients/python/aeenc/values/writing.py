@@ -22,7 +22,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 _PLAIN = frozenset({str, bool, int, float, list, tuple, dict})  # of most fields, and known at once
 _AT_HAND = (bytes, Message, Mapping, *_PLAIN)  # other iterables can be gone through once, perhaps
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)  # of protobuf, for a caller's value
-_PARAMETERS = {  # fields that the clients call something else
+PARAMETERS = {  # fields that the clients call something else
     "exclude_ids": "exclude",
     "any_split": "splits",
     "expected_generation": "expected",
@@ -136,7 +136,7 @@ def _read_otherwise(kind: Any) -> dict[str, dict[str, int] | None]:
 
 def _read(name: str, text: str, numbers: dict[str, int] | None) -> int:
     """Returns the number of an enum's name. Raises InvalidArgument for an unknown one, and for one string as a list."""
-    where = _PARAMETERS.get(name, name)
+    where = PARAMETERS.get(name, name)
     if numbers is None:
         raise InvalidArgument.field(where, f"is one string ({shown(text)}); give a list of strings")
     number = numbers.get(text.replace("-", "_"))
@@ -167,7 +167,7 @@ def _refuse(make: Any, given: Mapping[str, Any], error: Exception) -> NoReturn:
         if not _fails(make, name, value):
             continue
         field = make.DESCRIPTOR.fields_by_name[name]
-        where = _PARAMETERS.get(name, name)
+        where = PARAMETERS.get(name, name)
         if type(value) is dict and field.message_type is not None and not _is_repeated(field):
             if unknown := [one for one in value if one not in {*field.message_type.fields_by_name}]:
                 raise InvalidArgument.field(where, f"has {shown(unknown[0])}, which {field.message_type.name} lacks")
