@@ -59,7 +59,7 @@ async def test_single_facts_are_added_and_removed_and_what_is_there_already_chan
         await index.client.add("cooking", [("f-ice", "another text")])
     with_more = [[aeenc.Premise(id="f-ice", text=ICE, **{name: ("more",)})] for name in ("aliases", "splits", "tags")]
     for facts in ([("f-new", IRON), ("f-new", RAIN)], [("f-ice", ICE), ("f-ice", "another text")], *with_more):
-        with pytest.raises(errors.InvalidArgument, match="'f-(new|ice)' is taken"):
+        with pytest.raises(errors.InvalidArgument, match=r"'f-(new|ice)' is taken"):
             await index.client.add("cooking", facts)
     with pytest.raises(errors.InvalidArgument, match="no premise 'nobody'"):
         await index.client.remove("cooking", ["nobody"])

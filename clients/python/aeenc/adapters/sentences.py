@@ -120,7 +120,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         return int((await self._connected().info()).dim)
 
 
-def role_of(name: str) -> Role:
+def role_of(name: Any) -> Role:
     """Returns the role that a prompt's name stands for. Raises InvalidArgument for an unknown one."""
     if not isinstance(name, str) or name not in ROLES:
         raise InvalidArgument.field("prompt_name", f"is {shown(name)}; give one of {', '.join(ROLES)}")
