@@ -38,7 +38,7 @@ from aeenc.transport.addresses import is_loopback, is_socket
 from aeenc.transport.channel import MESSAGE_BYTES
 from aeenc.transport.checks import credential, key_pair
 from aeenc.v1 import oracle_pb2, oracle_pb2_grpc, types_pb2
-from aeenc.values.writing import as_messages, message, message_of, shown
+from aeenc.values.writing import as_messages, message, message_of, mirrored, shown
 
 EXPLAINS = oracle_pb2.JUDGEMENT_EXPLAINS
 REFUSES = oracle_pb2.JUDGEMENT_DOES_NOT_EXPLAIN
@@ -88,14 +88,11 @@ class Task:
 
     def to_proto(self) -> oracle_pb2.OracleTask:
         """Converts to the message, which leaves the run to the request around it."""
-        return message(
+        return mirrored(
             oracle_pb2.OracleTask,
-            task_id=self.task_id,
-            query=self.query,
-            path=self.path,
+            self,
             accepted=as_messages(self.accepted, types_pb2.RankedPremise, "accepted"),
             candidates=as_messages(self.candidates, types_pb2.RankedPremise, "candidates"),
-            model_version=self.model_version,
         )
 
 
@@ -116,16 +113,7 @@ class Verdict:
 
     def to_proto(self, premise_id: str) -> oracle_pb2.Verdict:
         """Converts to the message about a candidate."""
-        return message(
-            oracle_pb2.Verdict,
-            premise_id=premise_id,
-            judgement=self.judgement,
-            leaf=self.leaf,
-            grade=self.grade,
-            annotator=self.annotator,
-            remark=self.remark,
-            in_sight_ms=self.in_sight_ms,
-        )
+        return mirrored(oracle_pb2.Verdict, self, premise_id=premise_id)
 
 
 Verdicts = Iterable[str] | Mapping[str, Verdict | int]  # numbers of Judgement
@@ -163,21 +151,16 @@ class Answer(Generic[VerdictsT]):
     def to_proto(self, task_id: str = "") -> oracle_pb2.Answer:
         """Converts to the message. Ids in a list explain. Raises InvalidArgument, naming what cannot be sent."""
         alternatives = listed(self.alternatives, "alternatives")
-        return message(
+        return mirrored(
             oracle_pb2.Answer,
+            self,
             task_id=task_id,
-            annotator=self.annotator,
             verdicts=_messages(self.verdicts, "verdicts"),
-            note=self.note,
             additions=_messages(self.additions, "additions"),
-            written=self.written,
-            intermediates=self.intermediates,
             alternatives=[
                 message_of(f"alternatives[{number}]", types_pb2.PremiseSet, premise_ids=one)
                 for number, one in enumerate(alternatives)
             ],
-            inference=self.inference,
-            node_verdict=cast("Any", self.node_verdict),
         )
 
 

@@ -13,7 +13,7 @@ from aeenc import values, vectors
 from aeenc.calls.inputs import refuse_unknown
 from aeenc.errors import InvalidArgument
 from aeenc.v1 import encoder_pb2, types_pb2
-from aeenc.values.writing import message, shown
+from aeenc.values.writing import message, mirrored, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,16 +103,13 @@ class EncodeOptions:
 
     def request(self, texts: Sequence[str]) -> encoder_pb2.EncodeRequest:
         """Builds the request for `texts`. Raises InvalidArgument for a role, lane or precision that is unknown."""
-        return message(
+        return mirrored(
             encoder_pb2.EncodeRequest,
+            self,
             texts=texts,
             role=cast("Any", self.role) or "",  # None would leave it unspecified
             model=selector(self.label, self.version),
             truncate=truncation(self.truncate),
-            space_id=self.space_id,
-            lane=self.lane,
-            precision=self.precision,
-            routing_key=self.routing_key,
         )
 
 

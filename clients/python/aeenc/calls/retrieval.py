@@ -22,7 +22,7 @@ from aeenc.calls.inputs import (
     refuse_unknown,
 )
 from aeenc.v1 import index_pb2, types_pb2
-from aeenc.values.writing import as_message, message, message_of, shown
+from aeenc.values.writing import as_message, message, message_of, mirrored, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,12 +75,7 @@ class Fusion:
 
     def to_proto(self) -> index_pb2.Fusion:
         """Converts to the message."""
-        return message(
-            index_pb2.Fusion,
-            method=cast("Any", self.method) or "",
-            lexical_weight=self.lexical_weight,
-            features=self.features,
-        )
+        return mirrored(index_pb2.Fusion, self, method=cast("Any", self.method) or "")
 
 
 @dataclass(frozen=True)
@@ -174,15 +169,11 @@ class Retrieval:
 
     def to_proto(self) -> index_pb2.RetrievalOptions:
         """Converts to the message."""
-        return message(
+        return mirrored(
             index_pb2.RetrievalOptions,
+            self,
             mode=cast("Any", self.mode) or "",  # None would leave it unspecified
             fusion=as_message(self.fusion, index_pb2.Fusion, "fusion") if self.fusion is not None else None,
-            prior=self.prior,
-            rerank=self.rerank,
-            negative_feedback=self.negative_feedback,
-            rerank_weight=self.rerank_weight,
-            rerank_versions=self.rerank_versions,
         )
 
 
@@ -225,8 +216,9 @@ class RetrieveOptions(Retrieval):
     ) -> index_pb2.RetrieveRequest:
         """Builds the request. Raises InvalidArgument, naming the option and the item, for what it cannot hold."""
         accepted = listed(accepted, "accepted")  # one that can be gone through only once is gone through twice here
-        return message(
+        return mirrored(
             index_pb2.RetrieveRequest,
+            self,
             corpus=corpus,
             texts=texts,
             options=self.to_proto(),
@@ -235,10 +227,7 @@ class RetrieveOptions(Retrieval):
                 for number, ids in enumerate(accepted)
             ],
             model=selector(self.label, self.version),
-            drop_self=self.drop_self,
             truncate=truncation(self.truncate),
-            precision=self.precision,
-            routing_key=self.routing_key,
             **self.of_search(),
         )
 
@@ -249,7 +238,7 @@ class RetrieveOptions(Retrieval):
             "exclude_ids": self.exclude,
             "filter": premise_filter(self.splits, self.only_ids, self.tags, self.before_id),
             "generation": self.generation,
-            "params": message(index_pb2.SearchParams, exact=self.exact, nprobe=self.nprobe, ef_search=self.ef_search),
+            "params": mirrored(index_pb2.SearchParams, self),
         }
 
 

@@ -63,6 +63,15 @@ def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -
     return made
 
 
+def mirrored(kind: type[MessageT], source: object, **others: Any) -> MessageT:
+    """Makes a message of what `source` has under the names of its fields; `others` go before that. Raises as `message`.
+
+    For values whose attributes are called as the contract calls them.
+    """
+    names = [name for name in kind.DESCRIPTOR.fields_by_name if name not in others and hasattr(source, name)]
+    return message(kind, **{name: getattr(source, name) for name in names}, **others)
+
+
 def message_of(place: str, kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -> MessageT:
     """Makes a message that is a part of a request. An error names the place that it has for the caller."""
     try:
