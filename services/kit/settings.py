@@ -23,19 +23,17 @@ from pydantic import (
     Field,
     FilePath,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
-    CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
+from aeenc.adapters.settings import read_settings
 from aeenc.transport.channel import PATIENT
 from aeenc.transport.checks import bare_token
 from services.kit.credentials.watched_files import read_secret
@@ -258,27 +256,10 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
         """Reads flags (`--port 50051`) and the environment. A wrong value ends the process: its name, status 2."""
-        given = sys.argv[1:] if arguments is None else arguments
-        try:
-            flags: CliSettingsSource[Any] = CliSettingsSource(cls, cli_parse_args=given, cli_kebab_case=True)
-            settings = cls(_cli_settings_source=flags)
-        except SettingsError as error:  # shows nothing of the value: there may be a secret in it
-            name = next((name for name in re.findall(r"\w+", str(error)) if name in cls.model_fields), "settings")
-            sys.stderr.write(f"{cls._named(name)}: cannot be read; give JSON of its kind, see docs/settings.md\n")
-            raise SystemExit(2) from None
-        except ValidationError as error:
-            for problem in error.errors():
-                name, *inside = [str(part) for part in problem["loc"]] or ["settings"]
-                where = cls._named(name)
-                sys.stderr.write(": ".join([where, *filter(None, [".".join(inside)]), f"{problem['msg']}\n"]))
-            raise SystemExit(2) from None
+        settings = read_settings(cls, arguments)
         for line in cls._misspelt():
             sys.stderr.write(f"{line}\n")
         return settings
-
-    @classmethod
-    def _named(cls, field: str) -> str:
-        return f"{cls.model_config.get('env_prefix', '')}{field.upper()} (--{field.replace('_', '-')})"
 
     @classmethod
     def _misspelt(cls) -> Iterator[str]:

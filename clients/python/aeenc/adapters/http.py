@@ -12,8 +12,9 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, FilePath, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from aeenc.adapters.settings import read_settings
 from aeenc.errors import AeencError, FieldViolation, InvalidArgument, NotFound, TooLarge, Unimplemented
 from aeenc.transport.targets import Targets
 
@@ -68,21 +69,7 @@ class HttpSettings(BaseSettings):
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> Self:
         """Reads flags (`--port 8080`) and the environment. A wrong value ends the process: its name, status 2."""
-        flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls,
-            cli_prog_name=cls.program,
-            cli_parse_args=sys.argv[1:] if arguments is None else arguments,
-            cli_kebab_case=True,
-            cli_implicit_flags=True,
-        )
-        try:
-            return cls(_cli_settings_source=flags)
-        except ValidationError as error:
-            for problem in error.errors():
-                name = str(problem["loc"][0]) if problem["loc"] else ""
-                variable = f"{cls.model_config.get('env_prefix', '')}{name.upper()} (--{name.replace('_', '-')})"
-                sys.stderr.write(f"{variable if name else cls.program}: {problem['msg']}\n")
-            raise SystemExit(2) from None
+        return read_settings(cls, arguments, cli_prog_name=cls.program, cli_implicit_flags=True)
 
     def address(self, port: int) -> str:
         """Returns the URL by which it is reached here."""
