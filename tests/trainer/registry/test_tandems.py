@@ -17,6 +17,7 @@ from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
 from services.store.requests import Request, Requests
 from services.trainer.registry import tandems as publication
+from services.trainer.registry.rollout import await_all
 from services.trainer.registry.tandems import Tandem, TandemPublisher
 from support.models.tiny_checkpoints import write_tiny_checkpoint
 from support.waiting import eventually, until
@@ -127,6 +128,22 @@ async def test_a_corpus_or_label_that_somebody_moves_during_a_publication_is_lef
     assert await world.active() not in {tandem.generation, world.base}
     left = [pairs[0].premise_version] if label_moves else []
     assert [row.version for row in await world.rows.labels(tandem.space_id) if row.name != "previous"] == left
+
+
+async def test_a_label_that_moves_while_encoders_are_waited_for_is_left_where_it_is(
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tandem, before = await world.tandem(pairs[0]), await world.served()
+
+    async def overtaken(*arguments: Any) -> Any:
+        await world.rows.set_label(tandem.space_id, "stable", pairs[0].premise_version)
+        return await await_all(*arguments)
+
+    monkeypatch.setattr(publication, "await_all", overtaken)
+    with pytest.raises(errors.Aborted, match=f"label 'stable' of space {tandem.space_id} has moved meanwhile"):
+        await world.registry.publish(tandem.version, wait_s=20)
+    assert await world.served() == before
+    assert (await world.rows.label(tandem.space_id, "stable")).version == pairs[0].premise_version
 
 
 async def test_an_answer_of_the_index_that_is_lost_is_no_failure(
