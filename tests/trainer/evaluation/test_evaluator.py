@@ -192,8 +192,9 @@ async def test_grades_add_graded_quality_and_leave_the_binary_one(world: World):
 
 
 async def test_ranks_that_may_not_fit_an_answer_are_refused_before_anything_is_ranked(world: World, monkeypatch):
-    monkeypatch.setattr("services.trainer.evaluation.evaluator.RANK_BYTES", 2**17)  # 16 ranks of two protocols
-    with pytest.raises(errors.TooLarge, match=r"37 premises .* at most 15; .*strict_only"):
+    for name, size in (("RANK_BYTES", 2**17), ("ANSWER_BYTES", 2**12)):  # of 16 ranks of two protocols half are left
+        monkeypatch.setattr(f"services.trainer.evaluation.evaluator.{name}", size)
+    with pytest.raises(errors.TooLarge, match=r"37 premises .* at most 7; .*strict_only"):
         await world.evaluate(ranks=True)
     assert (await world.evaluate(GOLD[:5], ranks=True, strict_only=True)).ranks
     assert (await world.evaluate()).strict.map > 0

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save
 
-from aeenc.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
+from aeenc.errors import AeencError, DataLoss, FailedPrecondition, NotFound, Unavailable
 from services.corpus.generation import PremiseRecord, folder_of
 from services.kit.concurrency import EXIT_DISK_FULL
 from services.store.formats import NewerFormat
@@ -414,7 +414,13 @@ OUT_OF_MEMORY = {"error": "out of memory; lower the batch size or raise `accumul
     ],
 )
 def test_a_job_tells_what_it_failed_of_and_is_tried_again_where_that_may_pass(
-    space: Space, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, error: Any, is_lost: bool, told: dict[str, object]
+    space: Space,
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Any,
+    is_lost: bool,
+    told: dict[str, object],
 ):
     files, lost = make_job(), space.store.root.with_name("lost")
     monkeypatch.setattr(job, "run_job", Mock(side_effect=error))
@@ -428,3 +434,4 @@ def test_a_job_tells_what_it_failed_of_and_is_tried_again_where_that_may_pass(
         if is_lost:
             lost.rename(space.store.root)
     assert files.result() == told
+    assert ("Traceback" in capsys.readouterr().err) is not isinstance(error, AeencError)  # the trainer's log has it
