@@ -262,14 +262,18 @@ class LinesRun:
             raise SystemExit(f"{copy.log}\npytest does not find each test by its name; give names that stay the same")
 
     def tests(self, mutant: Mutant) -> tuple[list[str], float]:
-        """Those that run one of its lines, the file of its module's name first, then the fast ones; and a limit."""
+        """Those that run one of its lines, the file of its module's name first, then the fast ones; and a limit.
+
+        None only where no test runs its module.
+        """
         lines = range(mutant.line, mutant.line + mutant.before.count("\n") + 1)
         found = set().union(*(self._of.get((mutant.path, line), set()) for line in lines))
         found = found or set().union(*(tests for (path, _), tests in self._of.items() if path == mutant.path))
         own = f"test_{Path(mutant.path).name}"
         order = sorted((Path(_file(one)).name != own, self._seconds[one], one) for one in found)
-        ends = accumulate(seconds for _, seconds, _ in order)
+        ends = accumulate(seconds if is_other else 0.0 for is_other, seconds, _ in order)
         chosen = [test for (is_other, _, test), end in zip(order, ends, strict=True) if not is_other or end < MOST_S]
+        chosen = chosen or [test for _, _, test in order[:1]]
         return chosen, SLOWER * sum(self._seconds[one] for one in chosen) + SPARE_S
 
 
