@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from aeenc import values
 from aeenc.calls.inputs import change
@@ -22,6 +22,12 @@ from aeenc.values.writing import duration, message, shown
 
 StateName = Literal["waiting", "decided", "conflict", "settled", "withdrawn"]
 PAGE = 200
+
+
+def _somebody(answered_by: str | None) -> str | None:
+    if answered_by == "":  # to the service, it means everybody
+        raise InvalidArgument.field("answered_by", "is empty; say whose answers to list, or leave it out")
+    return answered_by
 
 
 class PeopleClient(ServiceClient):
@@ -172,7 +178,8 @@ class PeopleClient(ServiceClient):
     async def get_agreement(self, run_id: str, *, timeout_s: float = 120.0) -> values.Agreement:
         """Gets the agreement of a run's annotators and a report on each. Takes seconds."""
 
-    async def list_tasks(
+    @rpc(people_pb2.ListTasksRequest, value("JudgedTask"), pages="tasks", made={"answered_by": _somebody})
+    def list_tasks(
         self,
         run_id: str,
         *,
@@ -187,18 +194,6 @@ class PeopleClient(ServiceClient):
         whatever `state` and `annotator`: those that this person has answered, the latest first, with their answers
         alone. A page of `page_size` is fetched when it is needed.
         """
-        if answered_by == "":  # to the service, it means everybody
-            raise InvalidArgument.field("answered_by", "is empty; say whose answers to list, or leave it out")
-        request = message(
-            people_pb2.ListTasksRequest,
-            run_id=run_id,
-            state=cast("Any", state),
-            page_size=page_size,
-            annotator=annotator,
-            answered_by=answered_by,
-        )
-        async for task in self.channel.pages(self._stub.ListTasks, request, "tasks"):
-            yield values.JudgedTask.from_message(task)
 
     @rpc(people_pb2.WatchTasksRequest, value("TaskEvent", "event"))
     def watch(self, run_id: str = "", *, from_seq: int = 0, from_now: bool = False) -> AsyncIterator[values.TaskEvent]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
 
 from aeenc import values
 from aeenc.calls.encoding import Precision
-from aeenc.calls.inputs import change, listed
+from aeenc.calls.inputs import listed
 from aeenc.calls.rpc import ServiceClient, rpc, value
 from aeenc.v1 import registry_pb2, registry_pb2_grpc
 from aeenc.values.writing import duration
 
-WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
+
+def _versions(version: str | Sequence[str]) -> Sequence[str]:
+    return [version] if isinstance(version, str) else listed(version, "version")
+
+
+_VERSIONS: dict[str, Any] = {"versions": _versions}
+_WAIT: dict[str, Any] = {"wait": partial(duration, field="wait_s")}
 
 
 class RegistryClient(ServiceClient):
@@ -22,6 +30,7 @@ class RegistryClient(ServiceClient):
 
     _services = (registry_pb2_grpc.RegistryAdminServiceStub,)
 
+    @rpc(registry_pb2.PublishRequest, value("Publication"), made=_VERSIONS | _WAIT)
     async def publish(
         self,
         version: str | Sequence[str],
@@ -49,21 +58,8 @@ class RegistryClient(ServiceClient):
         says why. None: the best that the checkpoint has a file for and every live encoder reports.
         When the label moves again meanwhile, the answer comes at once, incomplete and with the label as it is now.
         """
-        request = change(
-            registry_pb2.PublishRequest,
-            versions=_versions(version),
-            label=label,
-            expected_revision=expected_revision,
-            force=force,
-            only_better=only_better,
-            wait=duration(wait_s, "wait_s"),
-            share=share,
-            precision=precision,
-            request_id=request_id,
-        )
-        response = await self.channel.unary(self._stub.Publish, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
-        return values.Publication.from_message(response)
 
+    @rpc(registry_pb2.SetLabelRequest, value("Label", "label"), made=_VERSIONS)
     async def set_label(
         self,
         label: str,
@@ -78,21 +74,12 @@ class RegistryClient(ServiceClient):
 
         Several versions are an ensemble of cross-encoders that re-ranks by sum of ranks.
         """
-        request = change(
-            registry_pb2.SetLabelRequest,
-            label=label,
-            versions=_versions(version),
-            expected_revision=expected_revision,
-            share=share,
-            precision=precision,
-            request_id=request_id,
-        )
-        return values.Label.from_message((await self.channel.unary(self._stub.SetLabel, request)).label)
 
     @rpc(registry_pb2.DeleteLabelRequest)
     async def delete_label(self, label: str, *, space_id: str = "", request_id: str = "") -> None:
         """Removes a label."""
 
+    @rpc(registry_pb2.RollbackRequest, value("Rollback"), made=_WAIT)
     async def rollback(
         self,
         *,
@@ -108,17 +95,6 @@ class RegistryClient(ServiceClient):
         With `corpus`, takes back a publication that activated a generation of it, encoders and generation together;
         then `expected_revision`, which is a label's, is refused.
         """
-        request = change(
-            registry_pb2.RollbackRequest,
-            label=label,
-            space_id=space_id,
-            expected_revision=expected_revision,
-            wait=duration(wait_s, "wait_s"),
-            request_id=request_id,
-            corpus=corpus,
-        )
-        response = await self.channel.unary(self._stub.Rollback, request, timeout_s=max(wait_s, 0.0) + WAIT_MARGIN_S)
-        return values.Rollback.from_message(response)
 
     @rpc(registry_pb2.ListLabelsRequest, value("Label"), pages="labels")
     def list_labels(self, *, space_id: str = "", page_size: int = 1000) -> AsyncIterator[values.Label]:
@@ -130,7 +106,3 @@ class RegistryClient(ServiceClient):
     @rpc(registry_pb2.ListRolloutsRequest, value("Rollouts"))
     async def get_rollouts(self, label: str = "stable", *, space_id: str = "") -> values.Rollouts:
         """Says, for each live encoder, the revision of the label it serves, or why it does not."""
-
-
-def _versions(version: str | Sequence[str]) -> Sequence[str]:
-    return [version] if isinstance(version, str) else listed(version, "version")

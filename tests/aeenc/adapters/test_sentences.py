@@ -109,6 +109,8 @@ async def test_what_a_remote_model_cannot_do_is_refused_by_name(
     with pytest.raises(errors.InvalidArgument, match=words):
         await encode(encoder, TEXTS, **options)
     assert not servicer.requests
+    with pytest.raises(errors.InvalidArgument, match=r"^role: is 'sts'; give one of query"):
+        AeencEncoder(role="sts")  # type: ignore[arg-type]
 
 
 async def test_code_written_for_sentence_transformers_runs(encoder: AeencEncoder, servicer: Encoder):

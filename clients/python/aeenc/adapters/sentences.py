@@ -60,7 +60,7 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         **place: Unpack[ConnectOptions],
     ) -> None:
         self._targets = Targets.find(**place)
-        self._role = role_of(role)
+        self._role = role_of(role, "role")
         self._model = {"label": label, "version": version}
         self._space_id, self._truncate = space_id, truncate
 
@@ -120,10 +120,10 @@ class AeencEncoder(ConnectsLater[EncoderClient]):
         return int((await self._connected().info()).dim)
 
 
-def role_of(name: Any) -> Role:
-    """Returns the role that a prompt's name stands for. Raises InvalidArgument for an unknown one."""
+def role_of(name: Any, parameter: str = "prompt_name") -> Role:
+    """Returns the role that a name stands for. Raises InvalidArgument, by the parameter, for an unknown one."""
     if not isinstance(name, str) or name not in ROLES:
-        raise InvalidArgument.field("prompt_name", f"is {shown(name)}; give one of {', '.join(ROLES)}")
+        raise InvalidArgument.field(parameter, f"is {shown(name)}; give one of {', '.join(ROLES)}")
     return ROLES[name]
 
 

@@ -21,6 +21,7 @@ from aeenc import values
 from aeenc.transport.channel import Channel
 from aeenc.values.writing import PARAMETERS, message
 
+WAIT_MARGIN_S = 15.0  # a generation is checked by hash before it is activated
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 _FIELDS = {parameter: field for field, parameter in PARAMETERS.items()}
 
@@ -47,12 +48,18 @@ def value(name: str, field: str = "") -> Callable[[Any], Any]:
 
 
 def rpc(
-    kind: Any, read: Callable[[Any], Any] = lambda _: None, *, pages: str = "", **options: Any
+    kind: Any,
+    read: Callable[[Any], Any] = lambda _: None,
+    *,
+    pages: str = "",
+    made: Mapping[str, Callable[[Any], Any]] = {},
+    **options: Any,
 ) -> Callable[[MethodT], MethodT]:
     """Makes a method of the RPC that takes a request of this kind; it returns what `read` makes of the answer.
 
     A method that returns an AsyncIterator reads each message of a stream or, with `pages`, each item in this field of
-    all pages. `options` are those of `Channel.unary` or `stream`; a parameter `timeout_s` goes before that in them. The
+    all pages. `made` turns what is given for a field into what it holds. `options` are those of `Channel.unary` or
+    `stream`; a parameter `timeout_s` goes before that in them, and a call that waits may take longer than it waits. The
     request of a change gets an id of its own where the caller gives none, so that it may be repeated.
     """
     name, known = kind.__name__.removesuffix("Request").rpartition("Service")[2], kind.DESCRIPTOR.fields_by_name
@@ -66,6 +73,9 @@ def rpc(
             _, *arguments = bound.arguments.items()
             fields = {one if one in known else _FIELDS.get(one, one): value for one, value in arguments}
             limit = {"timeout_s": fields.pop("timeout_s")} if "timeout_s" in fields else {}
+            fields |= {field: make(fields[field]) for field, make in made.items()}
+            if "wait" in fields:
+                limit["timeout_s"] = fields["wait"].ToNanoseconds() / 1e9 + WAIT_MARGIN_S
             if "request_id" in known:
                 fields["request_id"] = fields["request_id"] or uuid.uuid4().hex
             channel, stub = client.channel, client._stub  # noqa: SLF001 -- a method of the client

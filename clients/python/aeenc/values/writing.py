@@ -27,6 +27,7 @@ PARAMETERS = {  # fields that the clients call something else
     "any_split": "splits",
     "expected_generation": "expected",
     "versions": "version",
+    "wait": "wait_s",
 }
 _WHOLE = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
