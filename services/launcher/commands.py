@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
@@ -64,9 +64,8 @@ def up(
     given = targets_of(context)
     fleet = Fleet(home or default_home(), token=given.token, admin_token=given.admin_token)
     out = output_of(context)
-    known = fleet.options() or Options()
-    if fleet.options() is None:
-        out.note(f"a new fleet in {fleet.home}{_elsewhere(fleet)}")
+    last = fleet.options()
+    known = last or Options()
     gold_trees = known.gold_trees if gold is None else str(gold.resolve())
     gold_split = split or (known.gold_split if gold is None else "train")
     if split and not gold_trees:
@@ -78,7 +77,7 @@ def up(
         raise InvalidArgument(
             "--workbench needs `pip install ./clients/workbench` in a checkout; or start without: --no-workbench"
         )
-    oracles = _oracles(known.oracles, oracle or [], out.note)
+    oracles = _oracles(known.oracles, oracle or [])
     if oracle_token is not None:
         token_files = dict(_parse_token_file(text, oracles) for text in oracle_token)
     else:  # no token goes to another address than it was given for
@@ -105,6 +104,11 @@ def up(
                 "in each `aeenc up`"
             )
         load(Path(options.tokens_file))
+    if last is None:
+        out.note(f"a new fleet in {fleet.home}{_elsewhere(fleet)}")
+    for name, target in known.oracles.items():
+        if oracles.get(name) != target:
+            out.note(f"oracle {name}: {f'no longer at {target}' if name in oracles else 'forgotten'}")
     targets = fleet.up(options, out.note)
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
     rows += [(f"people {name}", f"{n} on each task") for name, n in options.people.items()]
@@ -183,8 +187,8 @@ def register(app: typer.Typer) -> None:
     import_module("services.local.pulling").register(app)  # by name: it opens models, which nothing here may load
 
 
-def _oracles(known: Mapping[str, str], given: Sequence[str], say: Callable[[str], None]) -> dict[str, str]:
-    """Adds the oracles given to those known, and says which of these change."""
+def _oracles(known: Mapping[str, str], given: Sequence[str]) -> dict[str, str]:
+    """Adds the oracles given to those known."""
     oracles = dict(known)
     for text in given:
         name, equals, target = text.partition("=")
@@ -192,12 +196,8 @@ def _oracles(known: Mapping[str, str], given: Sequence[str], say: Callable[[str]
             raise InvalidArgument(
                 f"--oracle {text!r} is neither NAME=HOST:PORT, such as mine=127.0.0.1:50060, nor NAME= to forget it"
             )
-        before = oracles.pop(name, target)
-        if target:
-            oracles[name] = target
-        if before != target:
-            say(f"oracle {name}: {f'no longer at {before}' if target else 'forgotten'}")
-    return oracles
+        oracles[name] = target
+    return {name: target for name, target in oracles.items() if target}
 
 
 def _parse_token_file(text: str, oracles: Collection[str]) -> tuple[str, str]:

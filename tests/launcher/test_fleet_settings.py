@@ -175,9 +175,11 @@ def test_the_workbench_speaks_no_tls_whatever_the_user_has_set(tmp_path: Path, m
         (["--oracle-token", "mine=blank"], "not visible ASCII"),
         (["--split", "dev"], "name its trees, too, with --gold DIR"),
         (["--gold", str(SAMPLE), "--split", "nowhere"], "nowhere"),
+        (["--people", "=2"], "--people '=2' is not NAME"),
+        (["--oracle", "mine=", "--oracle", "mine"], "--oracle 'mine' is neither"),
     ],
 )
-def test_what_cannot_be_had_stops_up_and_no_token_is_shown(
+def test_what_cannot_be_had_stops_up_before_anything_is_noted_and_no_token_is_shown(
     tmp_path: Path, up: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str
 ):
     monkeypatch.chdir(tmp_path)
@@ -187,6 +189,7 @@ def test_what_cannot_be_had_stops_up_and_no_token_is_shown(
     assert refused.exit_code == 2
     assert said in " ".join(refused.output.replace("│", "").split())
     assert "secret" not in refused.output
+    assert "a new fleet" not in refused.output
     assert not (tmp_path / "fleet.json").exists()
 
 
