@@ -319,7 +319,7 @@ class LifeCycles(Generic[T]):
             await self.get(work_id)
         if answer != "USED":
             return answer
-        await self.requests.answer(request)  # raises unless a release has only added to what such requests ask for
+        await self.requests.answer(request, bool)  # raises unless a release has only added to what such requests ask for
         return "OK"
 
     async def end(self, work_id: str, state: State, pause_s: float, **how: Any) -> bool:
@@ -372,7 +372,7 @@ class LifeCycles(Generic[T]):
         retry of the `request` does nothing for a day. Raises NotFound, FailedPrecondition for live work, Unavailable
         while a process still holds its lease, and AlreadyExists when the request has asked for something else.
         """
-        if await self.requests.answer(request) is not None:
+        if await self.requests.answer(request, bool):
             return
         keys = self._keys
         live = " ".join(LIVE)
@@ -390,7 +390,7 @@ class LifeCycles(Generic[T]):
             raise errors.Unavailable(f"a process has not let go of {self._noun} {work_id} yet; try again in a moment")
         if answer in LIVE:
             raise errors.FailedPrecondition(f"{self._noun} {work_id} is {answer}; cancel it first, then delete it")
-        if answer == "MISSING" and await self.requests.answer(request) is None:  # else a retry was faster
+        if answer == "MISSING" and not await self.requests.answer(request, bool):  # else a retry was faster
             raise errors.NotFound(_unknown(self._noun, work_id))
 
     async def deleted(self) -> list[str]:

@@ -213,8 +213,8 @@ class Registry:
             raise errors.Aborted(
                 f"label {name!r} is at revision {revision} ({current or 'unset'}), not {expected}; read it and retry"
             )
-        if record := await self.requests.answer(request):
-            return LabelRow.of_hash(record)
+        if before := await self.requests.answer(request, LabelRow.of_hash):
+            return before
         return LabelRow.of_hash(dict(zip(row[::2], row[1::2], strict=True)))
 
     async def label(self, space_id: str, name: str) -> LabelRow | None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 
-from services.store.formats import check_same
+from services.store.formats import check_same, damage_is_data_loss
 from services.store.redis import key_prefix, raising_unavailable
+
+T = TypeVar("T")
 
 REQUEST_TTL_S = 86_400
 # Lua for the head of a script: `note(record, content, seconds, …)` records a request with further fields and values;
@@ -58,10 +60,11 @@ class Requests:
         """Returns the key of a record: a hash with the `content` and the fields of its answer."""
         return f"{self._prefix}request-done:{hashlib.sha256(request.id.encode()).hexdigest()}"
 
-    async def answer(self, request: Request) -> dict[str, str] | None:
-        """Reads the record of a request that was made before; None for a new one and for one without an id.
+    async def answer(self, request: Request, read: Callable[[dict[str, str]], T]) -> T | None:
+        """Reads, by `read`, the record of a request that was made before; None for a new one and one without an id.
 
-        Raises AlreadyExists, naming what differs, if the id was used to ask for something else.
+        Raises AlreadyExists, naming what differs, if the id was used to ask for something else, and DataLoss for a
+        damaged record.
         """
         if not request.id:
             return None
@@ -70,8 +73,9 @@ class Requests:
         record: dict[str, str] = (await pipe.execute())[0]
         if not record:
             return None
-        check_same(request.id, json.loads(record["content"]), json.loads(request.text))
-        return record
+        with damage_is_data_loss(f"the record of request id {request.id[:80]!r}", "choose another id"):
+            check_same(request.id, json.loads(record["content"]), json.loads(request.text))
+            return read(record)
 
     async def record(self, request: Request, fields: Mapping[str, Any]) -> None:
         """Stores fields of a request's answer; nothing for a request without an id."""

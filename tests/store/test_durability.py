@@ -83,7 +83,7 @@ async def test_a_retry_is_not_answered_from_a_record_that_no_replica_has(
     requests, request = Requests(impatient, "n"), Request("r1", "Rpc", {})
     pair.nodes[1].signal(signal.SIGSTOP)
     try:
-        for call in (requests.record(request, {"done": 1}), requests.answer(request)):
+        for call in (requests.record(request, {"done": 1}), requests.answer(request, dict)):
             with pytest.raises(errors.Unavailable, match="replicas"):
                 await call
     finally:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from aeenc import errors
 from aeenc.oracle import Candidate, Task
-from aeenc.values import RunConfig, RunProgress
+from aeenc.values import Garbage, RunConfig, RunProgress
 from services.corpus.active import read_active, write_active
 from services.corpus.generation import folder_of
 from services.encoder.rollout.history import StateFile
@@ -28,9 +28,10 @@ from services.sampler.records.pair_log import PairLog
 from services.sampler.records.run_store import RunStore
 from services.sampler.records.runs import Pair, Run
 from services.store.artifacts import MANIFEST, ArtifactStore
-from services.store.formats import NewerFormat, check_format, damage_is_data_loss
+from services.store.formats import NewerFormat, check_format, damage_is_data_loss, made_of
 from services.store.redis import connect, key_prefix
 from services.store.registry import CheckpointRow, Registry
+from services.store.requests import Request, Requests
 from services.trainer.jobs.files import EPOCH_STATE, JobFiles, TrainingPlan
 from services.trainer.jobs.job import Job, JobConfig, JobStore
 from services.trainer.registry.tandems import Tandem, Tandems
@@ -334,6 +335,23 @@ def test_damage_is_told_in_a_line_with_the_remedy(read: Callable[[Any], Any], co
         read(content)
     assert len(caught.value.message) < 300
     assert caught.value.message.count(";") == 1, "one remedy"
+
+
+@pytest.mark.parametrize("field", ["content", "garbage"])
+@pytest.mark.parametrize("damage", ["[7]", "x", None])
+async def test_a_damaged_record_of_a_request_is_data_loss(place: Place, field: str, damage: str | None) -> None:
+    requests, request = Requests(place.redis, place.namespace), Request("r1", "CollectGarbage", {"dry_run": True})
+
+    def answer() -> Awaitable[list[Garbage] | None]:
+        return requests.answer(request, lambda record: made_of(list[Garbage], json.loads(record["garbage"])))
+
+    await requests.record(request, {"garbage": "[]"})
+    assert await answer() == []
+    await place.redis.hdel(key := requests.key(request), field)
+    if damage is not None:
+        await place.redis.hset(key, field, damage)
+    with pytest.raises(errors.DataLoss, match="the record of request id 'r1' cannot be read .*; choose another id"):
+        await answer()
 
 
 async def test_an_encoder_leaves_saved_labels_of_a_newer_format_unread(tmp_path: Path) -> None:

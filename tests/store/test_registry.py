@@ -439,7 +439,7 @@ async def test_without_redis_every_call_says_so(own_redis: list[PrivateRedis]) -
     )
     for noun, calls in {
         "registry": [registry.set_label(SPACE, "stable", "q1"), registry.labels(), registry.checkpoints.add(row("q1"))],
-        "requests": [registry.requests.answer(request), registry.requests.record(request, {})],
+        "requests": [registry.requests.answer(request, dict), registry.requests.record(request, {})],
         "records": [cycles.get("r1"), cycles.active(), cycles.transition("r1", ("PENDING",), "RUNNING")],
         "leases": [Leases(redis).take("lease", "me", 1.0), Leases(redis).release("lease", "me")],
     }.items():

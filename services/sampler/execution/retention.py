@@ -54,9 +54,10 @@ class Retention:
     async def collect(self, request_id: str, *, dry_run: bool) -> list[Garbage]:
         """Deletes the runs that are no longer kept, and says which; with `dry_run` it says so only."""
         request = Request(request_id, "CollectGarbage", {"dry_run": dry_run})
-        if (before := await self._runs.cycles.requests.answer(request)) is not None:
-            found = [made_of(Garbage, row) for row in json.loads(before["garbage"])]
-        else:
+        found = await self._runs.cycles.requests.answer(
+            request, lambda record: made_of(list[Garbage], json.loads(record["garbage"]))
+        )
+        if found is None:
             found = []
             for one in (await self._runs.cycles.expired(self._keep_s, self._kept))[:MOST]:
                 with contextlib.suppress(errors.NotFound, *UNREADABLE):  # deleted meanwhile, or it is damaged and stays

@@ -203,8 +203,7 @@ class TaskStore:
 
     async def made(self, request: Request) -> str:
         """The id that a request has made before; empty when it has not. Raises AlreadyExists for another request."""
-        record = await self._requests.answer(request)
-        return record["made"] if record else ""
+        return await self._requests.answer(request, lambda record: record["made"]) or ""
 
     async def amended(self, run_id: str) -> list[TaskRecord]:
         """The settled tasks of a run that people have changed, until `grown` says that their trees have it."""

@@ -78,8 +78,7 @@ class PairLog:
 
     async def imported(self, request: Request) -> str:
         """The run into which a request has imported before; empty: none. Raises AlreadyExists for another request."""
-        record = await self._requests.answer(request)
-        return record["run"] if record else ""
+        return await self._requests.answer(request, lambda record: record["run"]) or ""
 
     async def add(self, run_id: str, pairs: Sequence[Pair], request: Request, client: Any = None) -> bool:
         """Appends pairs in one step, or as a part of the transaction of `client`. False: the request did so before.

@@ -93,7 +93,7 @@ class Deletion:
     async def delete_checkpoint(self, version: str, request_id: str = "") -> None:
         """Deletes a checkpoint. Raises NotFound, and FailedPrecondition (IN_USE) naming who needs it."""
         request = Request(request_id, "DeleteCheckpoint", {"version": version})
-        if await self._registry.requests.answer(request):
+        if await self._registry.requests.answer(request, bool):
             return
         await self._checkpoints.get(version)
         async with self._tandems.turn():  # no tandem becomes active meanwhile
@@ -166,8 +166,11 @@ class Deletion:
         Raises Unavailable while another trainer collects, or without the index, which knows what corpora serve.
         """
         request = Request(request_id, "TrainerAdminService/CollectGarbage", {"dry_run": dry_run})
-        if record := await self._registry.requests.answer(request):
-            return [made_of(Garbage, one) for one in json.loads(record["answer"])]
+        found = await self._registry.requests.answer(
+            request, lambda record: made_of(list[Garbage], json.loads(record["answer"]))
+        )
+        if found is not None:
+            return found
         if dry_run:
             garbage = [one async for one in self._garbage()]
         else:

@@ -164,7 +164,7 @@ class TrainingJobs:
     async def cancel(self, job_id: str, request_id: str) -> Job:
         """Cancels a job. Raises FailedPrecondition for an ended one. A retry of a request gets its first answer."""
         request = Request(request_id, "CancelJob", {"job_id": job_id})
-        if record := await self.store.cycles.requests.answer(request):
+        if record := await self.store.cycles.requests.answer(request, dict):
             return await self.store.get(job_id, record)
         answer = await self.store.transition(job_id, LIVE, "CANCELLED", request=request)
         job = await self.store.get(job_id)
@@ -180,7 +180,7 @@ class TrainingJobs:
         Raises FailedPrecondition for one that has succeeded. A retry of a request gets its first answer.
         """
         request = Request(request_id, "ResumeJob", {"job_id": job_id})
-        if record := await self.store.cycles.requests.answer(request):
+        if record := await self.store.cycles.requests.answer(request, dict):
             return await self.store.get(job_id, record)
         resumable: tuple[State, ...] = ("FAILED", "CANCELLED")
         answer = await self.store.transition(job_id, resumable, "PENDING", request=request, already=LIVE)

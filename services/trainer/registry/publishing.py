@@ -20,7 +20,7 @@ from aeenc import errors
 from aeenc.values import Generation
 from services.kit.logs import get
 from services.kit.tracing import span
-from services.store.formats import made_of
+from services.store.formats import damage_is_data_loss, made_of
 from services.store.registry import CheckpointRow, LabelRow, Registry, RolloutRow
 from services.store.registry_rows import TOGETHER, versions_of
 from services.store.requests import Request
@@ -96,7 +96,7 @@ class Publisher:
         """
         request = move.request("Publish")
         async with self._turn if move.force else contextlib.nullcontext():
-            record = await self._registry.requests.answer(request) or {}
+            record = await self._registry.requests.answer(request, dict) or {}
             tandem = await self._tandems.tandems.get(move.version)
             if "version" not in record and tandem is None:
                 moved, gate = await self._move(move, request)
@@ -104,7 +104,7 @@ class Publisher:
             return await self._again(record, wait_s)
         if tandem is not None:
             if done := await self._tandems.begun(tandem, record.get("to", "")):
-                return await self._noted(request, done, _read_answer(record["answer"])[1])
+                return await self._noted(request, done, _read_answer(record)[1])
             if move.label == STABLE:
                 before = await self._tandems.active(tandem.corpus)
                 if before.space_id != tandem.space_id:
@@ -175,8 +175,8 @@ class Publisher:
         """Points a label at a version or an ensemble, without the gate."""
         request = move.request("SetLabel")
         async with self._turn:
-            if record := await self._registry.requests.answer(request):
-                return LabelRow.of_hash(record)
+            if before := await self._registry.requests.answer(request, LabelRow.of_hash):
+                return before
             return await self._set((await self._named(move)).space_id, move, request)
 
     async def delete_label(self, label: str, space_id: str, request_id: str = "") -> None:
@@ -184,7 +184,7 @@ class Publisher:
         name = _checked(label)
         request = Request(request_id, "DeleteLabel", {"label": name, "space_id": space_id})
         async with self._turn:
-            if await self._registry.requests.answer(request):
+            if await self._registry.requests.answer(request, bool):
                 return
             place = space_id or await self._space_of(name)
             if name not in {STABLE, PREVIOUS}:
@@ -214,7 +214,7 @@ class Publisher:
         name = _movable(label or STABLE)
         asked = {"label": name, "space_id": space_id, "expected_revision": expected_revision}
         request = Request(request_id, "Rollback", asked)
-        if record := await self._registry.requests.answer(request):
+        if record := await self._registry.requests.answer(request, dict):
             return await self._again(record, wait_s)
         row = await self._label(name, space_id, has_revision=expected_revision is not None)
         if not row.previous:
@@ -241,7 +241,7 @@ class Publisher:
                 "label's revision; leave it out, or roll back a label without `corpus`",
             )
         request = Request(request_id, "Rollback", {"corpus": corpus})
-        record = await self._registry.requests.answer(request)
+        record = await self._registry.requests.answer(request, dict)
         if record and "version" in record:
             return await self._again(record, wait_s)
         done = await self._tandems.rollback(corpus, wait_s=min(wait_s, MAX_WAIT_S), request=request)
@@ -314,7 +314,7 @@ class Publisher:
 
     async def _again(self, record: dict[str, str], wait_s: float) -> Publication:
         """The answer that a request got before, with how far the encoders are by now."""
-        row, (generation, gate) = LabelRow.of_hash(record), _read_answer(record["answer"])
+        row, (generation, gate) = LabelRow.of_hash(record), _read_answer(record)
         followed = await self._followed(row, wait_s)
         complete = followed.complete or bool(generation)
         return replace(followed, label=row, complete=complete, generation=generation, gate=gate)
@@ -328,10 +328,11 @@ def _answer(gate: Verdict, generation: str = "") -> str:
     return json.dumps({"gate": asdict(gate), **({"generation": generation} if generation else {})})
 
 
-def _read_answer(answer: str) -> tuple[str, Verdict]:
-    """Reads what `_answer` wrote; nothing from an empty one."""
-    record = json.loads(answer or "{}")
-    return record.get("generation", ""), made_of(Verdict, record.get("gate", {}))
+@damage_is_data_loss("the answer that a request got", "choose another id")
+def _read_answer(record: dict[str, str]) -> tuple[str, Verdict]:
+    """Reads what `_answer` wrote into the record of a request; nothing from an empty one. Raises DataLoss."""
+    answer = json.loads(record["answer"] or "{}")
+    return answer.get("generation", ""), made_of(Verdict, answer.get("gate", {}))
 
 
 def _movable(label: str) -> str:

@@ -187,12 +187,12 @@ class TandemPublisher:
             active = await self.active(corpus)
             known = await self.tandems.all(readable=True)
             tandem = next((one for one in known if (one.corpus, one.generation) == (corpus, active.id)), None)
-            begun = await self._registry.requests.answer(request) or {}
-            if begun.get("to") == active.id:
+            begun = await self._registry.requests.answer(request, lambda record: (record["from"], record["to"]))
+            if begun and begun[1] == active.id:
                 return await self._as_it_is(active)
-            if begun and begun["from"] != active.id:
+            if begun and begun[0] != active.id:
                 raise errors.Aborted(
-                    f"corpus {corpus!r} serves generation {active.id} by now, no longer {begun['from']}, from "
+                    f"corpus {corpus!r} serves generation {active.id} by now, no longer {begun[0]}, from "
                     "which the request was to go back; ask again with another request id"
                 )
             if tandem is None or not tandem.replaces:

@@ -13,6 +13,7 @@ import pytest
 from aeenc import Channel, RegistryClient, errors
 from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
 from services.store.registry import Registry, RolloutRow
+from services.store.requests import Request
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints
 from services.trainer.registry.publishing import Publisher
 from support.waiting import until
@@ -305,6 +306,10 @@ async def test_a_repeated_request_gets_its_answer_also_after_a_restart_and_other
                     await getattr(stub, rpc)(other)
             with pytest.raises(Exception, match="was used with rpc 'SetLabel', now with 'DeleteLabel'"):
                 await stub.DeleteLabel(registry_pb2.DeleteLabelRequest(label="mine", request_id="s"))
+            for field in ("answer", "content") if len(answers) == 2 else ():
+                await registry._redis.hset(registry.requests.key(Request("p", "", {})), field, "x")
+                with pytest.raises(errors.DataLoss, match="request.* cannot be read .*; choose another id"):
+                    await world.registry.publish(*publish.versions, label="trial", request_id="p")
     assert answers[0] == answers[1]
     assert {row.name for row in await registry.labels(space.space_id)} == {"stable", "mine"}
 
