@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from aeenc.index import IndexClient
 from services.kit.logs import get
-from services.store.formats import RESTORE, damage_is_data_loss
+from services.store.formats import made_of
 from services.store.life_cycles import WorkKeys
 from services.store.redis import unavailable_if_down
 
@@ -54,15 +54,22 @@ class GenerationHolds:
             async with unavailable_if_down(f"read what {self.name(work_id)} holds"):
                 held = await self._redis.hget(self._keys.holds, work_id)
             if held is not None:
-                with damage_is_data_loss(f"what {self.name(work_id)} holds", RESTORE):
-                    corpus, generation = map(str, json.loads(held))
-                with contextlib.suppress(errors.NotFound):
-                    await self._index.release(corpus, generation, self.name(work_id))
+                for corpus, generation in await self._noted(self.name(work_id), held):
+                    with contextlib.suppress(errors.NotFound):
+                        await self._index.release(corpus, generation, self.name(work_id))
                 await self._forget(work_id)
         except errors.AeencError as error:
             log.warning("the hold of ended work stays", holder=self.name(work_id), reason=error.message)
             return False
         return True
+
+    async def _noted(self, name: str, held: str) -> list[tuple[str, str]]:
+        """Reads corpus and generation of what is held. If the note is damaged, the index tells them."""
+        with contextlib.suppress(ValueError):
+            return [made_of(tuple[str, str], json.loads(held))]
+        corpora = [one.corpus async for one in self._index.list_corpora()]
+        found = [(corpus, one) for corpus in corpora async for one in self._index.list_generations(corpus)]
+        return [(corpus, one.id) for corpus, one in found if name in one.held_by]
 
     async def held(self) -> list[str]:
         """The work that holds a generation, or is about to. Raises Unavailable."""

@@ -120,8 +120,9 @@ async def test_a_run_without_its_generation_says_what_helps(world: HeldWorld, cl
     assert "start a new run" in failed.error
 
 
-async def test_a_hold_whose_sampler_died_goes_at_a_later_look_beside_a_damaged_one(
-    world: HeldWorld, monkeypatch: pytest.MonkeyPatch, redis: Any, keys: RunKeys
+@pytest.mark.parametrize("damage", ["5", '"ab"', "["])
+async def test_a_hold_whose_sampler_died_goes_at_a_later_look_and_one_whose_note_is_damaged(
+    world: HeldWorld, monkeypatch: pytest.MonkeyPatch, redis: Any, keys: RunKeys, damage: str
 ):
     monkeypatch.setattr("services.sampler.__main__.LOOK_S", 0.05)
     monkeypatch.setattr("services.sampler.execution.retention.LEASE_S", 1.0)  # it may die within a look
@@ -138,9 +139,12 @@ async def test_a_hold_whose_sampler_died_goes_at_a_later_look_beside_a_damaged_o
             assert await world.held_by(run.generation) == [f"run-{run.id}"]
             await world.index.hold("science", run.generation, f"run-{(damaged := await world.start(sampler)).id}")
             await sampler.cancel(damaged.id)
-    await redis.hset(keys.holds, damaged.id, "5")
+            await redis.hset(keys.holds, damaged.id, damage)
+            await sampler.delete(damaged.id)
+            assert await redis.smembers(keys.deleted) == {damaged.id}
     async with world.sampler():
-        await world.until_held_by(run.generation, f"run-{damaged.id}")
+        await world.until_held_by(run.generation)
+        await eventually(lambda: redis.smembers(keys.deleted), is_so=set().__eq__)
 
 
 async def test_a_live_run_that_never_took_its_hold_gets_it_at_a_later_look(
