@@ -106,9 +106,8 @@ def up(
         load(Path(options.tokens_file))
     if last is None:
         out.note(f"a new fleet in {fleet.home}{_elsewhere(fleet)}")
-    for name, target in known.oracles.items():
-        if oracles.get(name) != target:
-            out.note(f"oracle {name}: {f'no longer at {target}' if name in oracles else 'forgotten'}")
+    for name in [name for name, target in known.oracles.items() if oracles.get(name) != target]:
+        out.note(f"oracle {name}: {f'no longer at {known.oracles[name]}' if name in oracles else 'forgotten'}")
     targets = fleet.up(options, out.note)
     rows = [*targets.items(), *((f"oracle {name}", target) for name, target in options.oracles.items())]
     rows += [(f"people {name}", f"{n} on each task") for name, n in options.people.items()]

@@ -319,7 +319,7 @@ class LifeCycles(Generic[T]):
             await self.get(work_id)
         if answer != "USED":
             return answer
-        await self.requests.answer(request, bool)  # raises unless a release has only added to what such requests ask for
+        await self.requests.answer(request, bool)  # raises unless a release has only added to what they ask for
         return "OK"
 
     async def end(self, work_id: str, state: State, pause_s: float, **how: Any) -> bool:

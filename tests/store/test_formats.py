@@ -350,7 +350,7 @@ async def test_a_damaged_record_of_a_request_is_data_loss(place: Place, field: s
     await place.redis.hdel(key := requests.key(request), field)
     if damage is not None:
         await place.redis.hset(key, field, damage)
-    with pytest.raises(errors.DataLoss, match="the record of request id 'r1' cannot be read .*; choose another id"):
+    with pytest.raises(errors.DataLoss, match=r"the record of request id 'r1' cannot be read .*; choose another id"):
         await answer()
 
 

@@ -168,11 +168,18 @@ def dense_file(directory: Path) -> Path | None:
 
 
 def token_limits(directory: Path) -> list[int]:
-    """Reads how many tokens, special ones included, the model, its tokenizer and the files beside them allow."""
+    """Reads how many tokens, special ones included, the model, its tokenizer and the files beside them allow.
+
+    Raises FailedPrecondition, naming the file, where the number after which positions begin is none.
+    """
     config = _json(directory / "config.json")
     positions = config.get("max_position_embeddings")
     if positions and config.get("model_type") in _OFFSET_POSITIONS:
-        positions -= int(config.get("pad_token_id", 1)) + 1
+        if not isinstance(padding := config.get("pad_token_id", 1), int):
+            raise FailedPrecondition(
+                f"{directory / 'config.json'} has pad_token_id {padding!r}, after which positions begin; give a number"
+            )
+        positions -= padding + 1
     sequence = _json(directory / "sentence_bert_config.json").get("max_seq_length")
     limits = positions, sequence, _json(directory / "tokenizer_config.json").get("model_max_length")
     return [int(limit) for limit in limits if limit and limit > 0]

@@ -141,6 +141,10 @@ def test_half_precision_weights_have_a_space_and_are_computed_in_single_precisio
             "do_lower_case",
         ),
         ({"sentence_bert_config.json": "{"}, "is not JSON"),
+        (
+            {"config.json": '{"dim": 9, "model_type": "esm", "max_position_embeddings": 9, "pad_token_id": null}'},
+            "has pad_token_id None, after which",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:

@@ -308,7 +308,7 @@ async def test_a_repeated_request_gets_its_answer_also_after_a_restart_and_other
                 await stub.DeleteLabel(registry_pb2.DeleteLabelRequest(label="mine", request_id="s"))
             for field in ("answer", "content") if len(answers) == 2 else ():
                 await registry._redis.hset(registry.requests.key(Request("p", "", {})), field, "x")
-                with pytest.raises(errors.DataLoss, match="request.* cannot be read .*; choose another id"):
+                with pytest.raises(errors.DataLoss, match=r"request.* cannot be read .*; choose another id"):
                     await world.registry.publish(*publish.versions, label="trial", request_id="p")
     assert answers[0] == answers[1]
     assert {row.name for row in await registry.labels(space.space_id)} == {"stable", "mine"}
