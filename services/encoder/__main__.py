@@ -133,4 +133,4 @@ def _name_of(options: LoadOptions) -> str:
 
 
 if __name__ == "__main__":
-    run(lambda: build(EncoderSettings.from_command_line()))
+    run(build, EncoderSettings.from_command_line())

@@ -41,7 +41,7 @@ class LogOutput:
             self._stream.flush()
 
 
-class LogFile:
+class LogFile(LogOutput):
     """The file in place of stdout and stderr of one process: tracebacks and what C libraries print are in it, too.
 
     Once it has `most_bytes` it is set aside, and the next line begins another. A child process goes on writing to the
@@ -49,6 +49,7 @@ class LogFile:
     """
 
     def __init__(self, path: Path, most_bytes: int) -> None:
+        super().__init__(sys.stderr)
         self._path, self._most_bytes = path, most_bytes
         self._lock = threading.Lock()
         try:
@@ -59,15 +60,11 @@ class LogFile:
     def write(self, text: str) -> int:
         """Writes one line."""
         with self._lock:
-            if os.fstat(sys.stderr.fileno()).st_size >= self._most_bytes:
-                with contextlib.suppress(OSError):  # such as a full disk: the old file goes on
+            with contextlib.suppress(OSError, ValueError):  # such as a full disk: the old file goes on
+                if os.fstat(sys.stderr.fileno()).st_size >= self._most_bytes:
                     set_aside(self._path)
                     self._begin()
-            return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        """Flushes what is written."""
-        sys.stderr.flush()
+            return super().write(text)
 
     def _begin(self) -> None:
         with self._path.open("ab") as file:
@@ -96,8 +93,7 @@ def configure(
     log_file_bytes: int = 0,
 ) -> None:
     """Sets up the logging of the process: to stderr, or to a `LogFile`. Call it once, in `__main__`."""
-    written = cast("TextIO", LogFile(log_file, log_file_bytes)) if log_file else sys.stderr
-    output = cast("TextIO", LogOutput(written))
+    output = cast("TextIO", LogFile(log_file, log_file_bytes) if log_file else LogOutput(sys.stderr))
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         name_call,

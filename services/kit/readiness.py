@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from typing import Literal
 
 State = Literal["STARTING", "SERVING", "DEGRADED", "DRAINING"]
 
 
 class Readiness:
-    """The state of one process. DEGRADED still serves; the reason names what is missing."""
+    """The state of one process. DEGRADED still serves; the reason names what is missing.
+
+    `changed` is set at the next change of state, and by `closing`; another event then takes its place.
+    """
 
     def __init__(self) -> None:
         self.state: State = "STARTING"
         self.reason = "starting"
         self.is_closing = False
-        self._listeners: list[Callable[[], None]] = []
+        self.changed = asyncio.Event()
 
     @property
     def answers(self) -> bool:
@@ -52,10 +55,6 @@ class Readiness:
         self.is_closing = True
         self._tell()
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after each change of state, and on `closing`."""
-        self._listeners.append(listener)
-
     def _set(self, state: State, reason: str) -> None:
         if self.state == "DRAINING" or (self.state, self.reason) == (state, reason):
             return
@@ -63,5 +62,5 @@ class Readiness:
         self._tell()
 
     def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()

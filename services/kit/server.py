@@ -19,12 +19,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Container
-from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from wsgiref.simple_server import WSGIRequestHandler
 
 import grpc
@@ -51,6 +50,7 @@ from services.kit.readiness import Readiness, State
 from services.kit.settings import ServiceSettings
 
 log = logs.get(__name__)
+Settings = TypeVar("Settings", bound=ServiceSettings)
 Hook = Callable[[], Awaitable[None]]
 
 COLLECT_AFTER = 700  # new objects: a pass of 3 ms
@@ -61,7 +61,6 @@ LEAST_CALLS = 100  # on one connection at once: what HTTP/2 advises
 SCRAPES = 16  # connections to the metrics port at once
 SCRAPE_S = 5.0  # that one may be silent
 SWITCH_S = 0.0005  # between threads; Python's default is ten times that
-_is_process: ContextVar[bool] = ContextVar("is_process", default=False)  # rather than a server among others in a test
 
 
 class MetricsEndpoint(ThreadingWSGIServer):
@@ -108,8 +107,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
 
     def __init__(self, readiness: Readiness, names: Container[str]) -> None:
         self._readiness, self._names = readiness, names
-        self._changed = asyncio.Event()
-        readiness.on_change(self._wake)
 
     async def Check(self, request: Any, _context: Any) -> health_pb2.HealthCheckResponse:
         """Answers the state. Raises NotFound for a service that is not here."""
@@ -122,7 +119,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         """Answers the state, and again whenever it changes, until the service closes."""
         told = None
         while True:
-            changed, answer = self._changed, self._answer(request.service)
+            changed, answer = self._readiness.changed, self._answer(request.service)
             if answer != told:
                 await context.write(answer)
                 told = answer
@@ -135,10 +132,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_heal
         if service and service not in self._names:
             return kinds(status=kinds.SERVICE_UNKNOWN)
         return kinds(status=kinds.SERVING if self._readiness.healthy else kinds.NOT_SERVING)
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
 
 class Certificates:
@@ -193,14 +186,11 @@ class GrpcServer:
     """A gRPC server with health, reflection, credentials, metrics and drain.
 
     `add` servicers, register hooks, then `start` it, use it as an async context manager, or `run` it as a process.
-    In a process that `run` started, it sets up the log first, for all that is built after it.
     Raises InvalidArgument when it would listen beyond loopback without a token, or without the TLS that was asked for.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         check_exposure(settings)
-        if _is_process.get():
-            logs.configure(**settings.logging())
         self.settings = settings
         if settings.plain_token and settings.peer_token and settings.peer_ca is None:
             log.warning("tokens travel to other hosts without TLS (PLAIN_TOKEN); give PEER_CA to end that")
@@ -451,14 +441,13 @@ async def tune_interpreter() -> None:
     gc.set_threshold(COLLECT_AFTER, COLLECT_OLDER, 2)
 
 
-def run(build: Callable[[], GrpcServer]) -> None:
+def run(build: Callable[[Settings], GrpcServer], settings: Settings) -> None:
     """Runs a service as a process: logging, uvloop, signals, drain. Exit status 0 after a drain, 1 when it failed."""
 
     async def main() -> None:
-        _is_process.set(True)
-        server = build()
+        logs.configure(**settings.logging())
+        server = build(settings)
         server.on_start(tune_interpreter)
-        settings = server.settings
         async with contextlib.AsyncExitStack() as afterwards:
             if settings.trace_endpoint:
                 flush = tracing.configure(

@@ -18,16 +18,14 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from aeenc import errors
 from services.kit import logs
 from services.kit.concurrency import END_S, ChildProcess, end_with_parent
-from services.kit.server import GrpcServer, cannot_listen, prefix_of, run
+from services.kit.server import GrpcServer, Settings, cannot_listen, prefix_of, run
 from services.kit.settings import TOKENS, ServiceSettings
 
 log = logs.get(__name__)
-Settings = TypeVar("Settings", bound=ServiceSettings)
 WORKER = "--worker"  # the only argument of a worker; its settings come as a line of JSON
 
 
@@ -36,11 +34,11 @@ def run_workers(module: str, build: Callable[[Settings], GrpcServer], settings_c
     if sys.argv[1:] == [WORKER]:
         given = settings_class.model_validate_json(sys.stdin.readline())
         end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-        run(lambda: build(given))
+        run(build, given)
         return
     settings = settings_class.from_command_line()
     if settings.worker_processes == 1:
-        run(lambda: build(settings))
+        run(build, settings)
         return
     logs.configure(**settings.logging())
     try:

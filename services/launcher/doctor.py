@@ -28,10 +28,11 @@ from aeenc.adapters.status import PATIENCE_S, ServiceReport, ask
 from aeenc.transport.addresses import proxy_of
 from aeenc.transport.channel import AWAY
 from aeenc.transport.targets import SERVICES, Targets
+from services.kit.healthcheck import connects
 from services.kit.settings import RedisSettings
 from services.launcher.fleet import Fleet
 from services.launcher.private_redis import find_redis_server
-from services.launcher.processes import LOCALHOST, is_taken
+from services.launcher.processes import LOCALHOST
 from services.store.durability import assess
 from services.store.redis import address, connect, unavailable_if_down
 
@@ -194,7 +195,7 @@ def _services(targets: Targets, answers: dict[str, ServiceReport], *, is_up: boo
             yield from _answering(name, target, answer)
         elif is_up or not _is_away(answer) or not target.startswith(f"{LOCALHOST}:"):
             yield Finding(name, "wrong", answer.message, _remedy(name, answer))
-        elif is_taken(target):
+        elif connects(target):
             remedy = "end it, or start the services at other ports: aeenc up --base-port N"
             yield Finding(name, "wrong", f"{target} is taken by a process that is no service", remedy)
         else:

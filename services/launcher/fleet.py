@@ -27,10 +27,10 @@ from aeenc import errors
 from aeenc.evaluation import splits_in
 from aeenc.transport.checks import bare_token
 from services.kit.credentials.watched_files import read_secret
-from services.kit.healthcheck import serves
+from services.kit.healthcheck import connects, serves
 from services.launcher import processes
 from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, is_taken, reap_later
+from services.launcher.processes import LOCALHOST, ProcessId, becomes_free, free_port, reap_later
 from services.store.files import atomic_write, try_lock
 from services.store.formats import check_format, made_of
 
@@ -318,7 +318,7 @@ class Fleet:
         while time.monotonic() < deadline:
             if not process.alive:
                 raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
-            if is_taken(target) and (name not in SERVICES or serves(target)):
+            if connects(target) and (name not in SERVICES or serves(target)):
                 return
             time.sleep(processes.POLL_S)
         raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")

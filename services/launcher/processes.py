@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.kit.healthcheck import connects
 from services.kit.logs import set_aside
 
 POLL_S = 0.05
@@ -113,14 +114,7 @@ def free_port(chosen: set[str]) -> int:
 
 def becomes_free(target: str) -> bool:
     """Waits a moment until nobody listens at `target`: the threads of a killed process hold its port. False: taken."""
-    return comes_true(lambda: not is_taken(target), RELEASE_S)
-
-
-def is_taken(target: str) -> bool:
-    """Whether something listens at `host:port`."""
-    host, _, port = target.rpartition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
+    return comes_true(lambda: not connects(target), RELEASE_S)
 
 
 def reap_later(process: subprocess.Popen[bytes]) -> None:

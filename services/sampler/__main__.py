@@ -123,4 +123,4 @@ def build(settings: SamplerSettings) -> GrpcServer:
 
 
 if __name__ == "__main__":
-    run(lambda: build(SamplerSettings.from_command_line()))
+    run(build, SamplerSettings.from_command_line())

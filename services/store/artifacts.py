@@ -150,16 +150,16 @@ class ArtifactWriter:
             "meta": dict(meta),
             "files": {name: {"sha256": e.sha256, "size_bytes": e.size_bytes} for name, e in files.items()},
         }
-        while not self._place(target, manifest):
+        while not self.place(target, json.dumps(manifest, indent=1, sort_keys=True).encode()):
             if standing := self._store.keep_or_set_aside(self._folder, manifest):
                 return standing
         return self._store.open(self._folder, artifact_id, verify="size")
 
-    def _place(self, target: Path, manifest: dict[str, Any]) -> bool:
+    def place(self, target: Path, manifest: bytes) -> bool:
         """Makes the directory visible. Returns False when something stands there, maybe since a moment ago."""
         if os.path.lexists(target):
             return False
-        write_and_sync(self.path / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        write_and_sync(self.path / MANIFEST, manifest)
         sync_directory(self.path)
         try:
             self.path.rename(target)

@@ -17,16 +17,15 @@ from services.store.redis import Script, key_prefix, raising_unavailable
 from services.store.registry_rows import CheckpointRow, read_all
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
-# KEYS: row, checkpoints, labels set, deleted versions, buried row, the request's record, times, precisions.
+# KEYS: row, checkpoints, labels set, deleted versions, the request's record, times, precisions.
 # ARGV: version, prefix of labels' and spaces' keys, request or '', seconds
 # Answers '' when done, '?' for an unknown version, otherwise who needs it. A version that the premises of a labelled
 # space are encoded by is needed, too: encoders load it with the label.
 _BURY = """
-local row = redis.call('GET', KEYS[1])
 local function names(versions)
   return string.find('+' .. (versions or '') .. '+', '+' .. ARGV[1] .. '+', 1, true)
 end
-if not row then return '?' end
+if redis.call('EXISTS', KEYS[1]) == 0 then return '?' end
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   local space, name = string.match(member, '^(.-) (.*)$')
   local label = redis.call('HMGET', ARGV[2] .. 'label:' .. space .. ':' .. name, 'version', 'previous')
@@ -36,15 +35,14 @@ for _, member in ipairs(redis.call('SMEMBERS', KEYS[3])) do
     return 'it encodes the premises of space ' .. space .. ", which label '" .. name .. "' opens"
   end
 end
-redis.call('SET', KEYS[5], row)
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('HDEL', KEYS[7], ARGV[1])
-for _, versions in ipairs(redis.call('HKEYS', KEYS[8])) do
-  if names(versions) then redis.call('HDEL', KEYS[8], versions) end
+redis.call('HDEL', KEYS[6], ARGV[1])
+for _, versions in ipairs(redis.call('HKEYS', KEYS[7])) do
+  if names(versions) then redis.call('HDEL', KEYS[7], versions) end
 end
 redis.call('ZADD', KEYS[4], redis.call('TIME')[1], ARGV[1])
-note(KEYS[6], ARGV[3], ARGV[4])
+note(KEYS[5], ARGV[3], ARGV[4])
 return ''
 """
 
@@ -56,12 +54,11 @@ for _, version in ipairs(due) do redis.call('ZADD', KEYS[1], -1, version) end
 return due
 """
 
-# KEYS: deleted versions, buried row.  ARGV: version.  Answers 0 while the files are being removed.
+# KEYS: deleted versions.  ARGV: version.  Answers 0 while the files are being removed.
 _REVIVE = """
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if score and tonumber(score) < 0 then return 0 end
 redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('DEL', KEYS[2])
 return 1
 """
 
@@ -136,8 +133,7 @@ class CheckpointRegistry:
         """
         keys = [
             *(self._key("checkpoint", version), self._key("checkpoints"), self._keys.labels, self._keys.buried),
-            *(self._key("deleted-checkpoint", version), self._requests.key(request), self._times),
-            self._keys.precisions,
+            *(self._requests.key(request), self._times, self._keys.precisions),
         ]
         needed = await self._bury(keys=keys, args=[version, self._keys.prefix, request.text, REQUEST_TTL_S])
         if needed == "?":
@@ -157,14 +153,11 @@ class CheckpointRegistry:
 
     async def forget_buried(self, version: str) -> None:
         """Forgets a deleted checkpoint whose files are gone."""
-        await self._redis.delete(self._key("deleted-checkpoint", version))
         await self._redis.zrem(self._keys.buried, version)
 
     async def revive(self, version: str) -> None:
         """Makes a deleted version free to be registered again. Raises Unavailable while its files are being removed."""
-        keys = [self._keys.buried, self._key("deleted-checkpoint", version)]
-        free = await self._revive(keys=keys, args=[version])
-        if not free:
+        if not await self._revive(keys=[self._keys.buried], args=[version]):
             raise errors.Unavailable(f"the files of checkpoint {version} are being removed; try again in a moment")
 
     async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:

@@ -34,7 +34,6 @@ from services.store.artifacts import (
     Hold,
     copied,
     parse_manifest,
-    read_manifest,
     remove_directory,
     same_content,
 )
@@ -44,9 +43,7 @@ from services.store.files import (
     full_disk_is_unavailable,
     link_new,
     make_directory,
-    sync_directory,
     try_lock,
-    write_and_sync,
 )
 
 log = get(__name__)
@@ -394,19 +391,13 @@ class CachedStore(ArtifactStore):
     def _fetch(self, folder: str, artifact_id: str, manifest: bytes) -> None:
         begun, key = time.monotonic(), f"{folder}/{artifact_id}"
         with self.writer("", folder) as writer:
-            write_and_sync(writer.path / MANIFEST, manifest)
-            artifact = read_manifest(writer.path / MANIFEST, None)
+            target = self.path(folder, artifact_id)
+            artifact = parse_manifest(manifest, target / MANIFEST)
             self._evict(room_bytes=artifact.size_bytes)
             for name, entry in artifact.files.items():
                 self.bucket.download(f"{key}/{name}", writer.path / name, entry)
-            sync_directory(writer.path)
-            target = self.path(folder, artifact_id)
-            try:
-                writer.path.rename(target)
-            except OSError:
-                if not self._is_here(folder, artifact_id):  # otherwise another process was faster
-                    raise
-            sync_directory(target.parent)
+            if not writer.place(target, manifest) and not self._is_here(folder, artifact_id):
+                raise errors.DataLoss(f"{target} has no {MANIFEST}; remove it")
         self._mark(target)
         elapsed_s = round(time.monotonic() - begun, 3)
         log.info("downloaded", folder=folder, id=artifact_id, bytes=artifact.size_bytes, elapsed_s=elapsed_s)

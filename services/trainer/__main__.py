@@ -146,4 +146,4 @@ def build(settings: TrainerSettings) -> GrpcServer:
 
 
 if __name__ == "__main__":
-    run(lambda: build(TrainerSettings.from_command_line()))
+    run(build, TrainerSettings.from_command_line())

@@ -21,15 +21,15 @@ from services.kit import logs
 from services.kit.server import GrpcServer, run
 from services.kit.settings import ServiceSettings
 
-def build():
-    server = GrpcServer(ServiceSettings(log_format="json", log_file=Path(sys.argv[1])))
+def build(settings):
+    server = GrpcServer(settings)
     logs.get("test").warning("computes on a CPU")
     async def end():
         os.kill(os.getpid(), signal.SIGTERM)
     server.on_start(end)
     return server
 
-run(build)
+run(build, ServiceSettings(log_format="json", log_file=Path(sys.argv[1])))
 """
 LINES = 400
 SERVICE = f"""

@@ -38,8 +38,8 @@ from services.kit import tracing
 from services.kit.server import GrpcServer, run
 from services.kit.settings import ServiceSettings
 
-def build():
-    server = GrpcServer(ServiceSettings(trace_endpoint=sys.argv[1]))
+def build(settings):
+    server = GrpcServer(settings)
     async def end():
         os.kill(os.getpid(), signal.SIGTERM)
     async def end_run():
@@ -49,7 +49,7 @@ def build():
     server.on_stop(end_run)
     return server
 
-run(build)
+run(build, ServiceSettings(trace_endpoint=sys.argv[1]))
 """
 PREMISES = [types_pb2.Premise(id=f"f{n}", text=text, splits=["train"]) for n, text in enumerate(FACTS)]
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

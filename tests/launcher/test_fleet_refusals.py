@@ -21,7 +21,7 @@ from services.launcher import fleet as fleet_module
 from services.launcher import private_redis, processes
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import ProcessId, free_port, is_taken
+from services.launcher.processes import ProcessId, free_port
 
 LISTENS = "import socket, sys, time; one = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(60)"
 
@@ -41,7 +41,7 @@ def listener(tmp_path: Path) -> Iterator[Callable[[int], ProcessId]]:
 
     def start(port: int) -> ProcessId:
         started.append(processes.start([sys.executable, "-c", LISTENS, str(port)], {}, tmp_path / "listener.log"))
-        while not is_taken(f"127.0.0.1:{port}"):
+        while not healthcheck.connects(f"127.0.0.1:{port}"):
             assert started[-1].alive
             time.sleep(0.01)
         return started[-1]

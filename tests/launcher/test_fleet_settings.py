@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 from aeenc.cli.main import app
 from aeenc.oracle import Task
 from aeenc.oracles.remote import RemoteOracle
+from services.kit.healthcheck import connects
 from services.launcher import processes
 from services.launcher.fleet import Fleet, Options
 from services.launcher.private_redis import start_private_redis
-from services.launcher.processes import LOCALHOST, free_port, is_taken
+from services.launcher.processes import LOCALHOST, free_port
 from services.store.redis import connect
 from support.command import running
 from support.waiting import until
@@ -222,7 +223,7 @@ async def test_the_gold_oracle_wants_the_token_of_the_fleet_and_never_that_of_an
     targets = {**TARGETS, "gold": f"{LOCALHOST}:{free_port(set())}"}
     gold = fleet._start("gold", options, targets, "")
     try:
-        await until(lambda: is_taken(targets["gold"]))
+        await until(lambda: connects(targets["gold"]))
         oracle = RemoteOracle(**fleet._oracles(options, targets)["gold"])  # as the sampler is told
         assert (await oracle.judge(Task("t", "r", "no query of these trees", (), (), ()))).verdicts == {}
         await oracle.close()

@@ -23,8 +23,9 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.kit.healthcheck import connects
 from services.launcher.private_redis import PrivateRedis, start_private_redis
-from services.launcher.processes import becomes_free, free_port, is_taken
+from services.launcher.processes import becomes_free, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -117,7 +118,7 @@ class ServiceProcess:
 
     def wait_listening(self) -> None:
         """Waits until it accepts connections; raises as `ready` does."""
-        while not is_taken(self.target):
+        while not connects(self.target):
             self._check_starting()
             time.sleep(POLL_S)
 

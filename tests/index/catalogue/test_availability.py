@@ -18,7 +18,8 @@ from services.index.dense import batcher as batcher_module
 from services.index.dense.batcher import SearchBatcher
 from services.index.ranking.fusion import Prior
 from services.index.values import ALL, SearchHits, SearchParams
-from services.launcher.processes import free_port, is_taken
+from services.kit.healthcheck import connects
+from services.launcher.processes import free_port
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
 from support.worlds.index_world import PREMISES, SPACE, facts, raises, two_generations, vector_of
@@ -235,7 +236,7 @@ async def test_a_full_log_fails_no_build_and_no_activation(encoder, artifact_sto
     command = [sys.executable, "-m", "services.index", "--artifacts-dir", str(artifact_store.root), *words]
     process = await asyncio.create_subprocess_exec(*command)
     try:
-        await until(lambda: is_taken(target), 60)
+        await until(lambda: connects(target), 60)
         async with AsyncClient(index=target) as clients:
             client = clients.index
             first, second = [await client.build("science", PREMISES, activate=False) for _ in range(2)]
