@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from aeenc.errors import AeencError
 from aeenc.transport.checks import REQUEST_ID
-from services.kit.tracing import TRACEPARENT
+from services.kit.tracing import TRACEPARENT, Span
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_CHARS_MAX = 64
@@ -17,19 +18,31 @@ TRACEPARENT_CHARS_MAX = 64
 _random = random.Random()  # noqa: S311 -- names, no secrets; asking the system for each costs as much as a whole call
 
 
-class CallInWork:
-    """A call that is being answered. `caller` is the `Caller` that the gate let in.
+class Call:
+    """A call that is being answered, of a `Method` of `interceptors`, by the `Caller` that the gate let in.
 
-    `reads_whole` says that its handler keeps the messages of its stream until its end. `check_again` ends a stream that
-    may not go on.
+    `refusal` is why nobody may make it, or go on with it; `about` holds its names, for the audit trail; `held_bytes`
+    are counted for its request, None once it has ended. `reads_whole` says that its handler keeps the messages of its
+    stream until its end. `check_again` ends a stream that may not go on.
     """
 
-    __slots__ = ("caller", "check_again", "is_idle", "metadata", "reads_whole", "request_id")
-
-    def __init__(self, metadata: Mapping[str, Any], caller: Any) -> None:
-        self.metadata, self.caller, self.reads_whole, self.is_idle = metadata, caller, False, False
+    def __init__(
+        self, method: Any, metadata: Mapping[str, Any], caller: Any, refusal: AeencError | None = None
+    ) -> None:
+        self.method, self.metadata, self.caller, self.refusal = method, metadata, caller, refusal
+        self.reads_whole = self.is_idle = False
         self.request_id = choose_request_id(metadata)
         self.check_again: Callable[[], None] | None = None  # while a stream lasts
+        self.started = 0.0
+        self.span: Span | None = None
+        self.about: dict[str, str] = {}
+        self.held_bytes: int | None = 0
+
+    def take_refusal(self) -> AeencError:
+        """Hands the refusal over to be raised: kept here, it and the frame that raised it would refer to each other."""
+        refusal, self.refusal = self.refusal, None
+        assert refusal is not None
+        return refusal
 
     @contextmanager
     def idle(self) -> Iterator[None]:
@@ -53,7 +66,7 @@ class CallInWork:
 
 
 # One variable for everything: each that is set costs a microsecond or two, in every call.
-CALL: ContextVar[CallInWork | None] = ContextVar("call", default=None)
+CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def choose_request_id(metadata: Mapping[str, Any]) -> str:

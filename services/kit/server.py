@@ -216,7 +216,8 @@ class GrpcServer:
         self._server: Any = None
         self._accepting: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failure: asyncio.Future[None] | None = None
+        self._end = asyncio.Event()
+        self._failure: Exception | None = None  # of a start hook
 
     def add(self, register: Callable[[Any, Any], None], servicer: Any, name: str, *, admin: bool = False) -> None:
         """Adds a servicer by its generated `add_…_to_server` under its full name, such as `aeenc.v1.EncoderService`."""
@@ -239,7 +240,6 @@ class GrpcServer:
         await self._open()
         self._spawn(self._keep_open())
         self._spawn(self.gate.follow())
-        self._failure = asyncio.get_running_loop().create_future()
         self._spawn(self._load())
         log.info("listening", address=self.settings.address, port=self.port)
         return self.port
@@ -333,20 +333,15 @@ class GrpcServer:
 
     async def serve_until_signal(self) -> None:
         """Serves until SIGTERM or SIGINT, or until a start hook fails, which it raises."""
-        stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._end.set)
         await self.start()
-        assert self._failure is not None
-        waiting = asyncio.ensure_future(stop.wait())
-        both: list[asyncio.Future[Any]] = [waiting, self._failure]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        delay_s = 0.0 if self._failure.done() else self.settings.drain_delay_s
+        await self._end.wait()
+        delay_s = 0.0 if self._failure else self.settings.drain_delay_s
         log.info("draining", delay_s=delay_s, seconds=self.settings.drain_s)
         await self.stop(delay_s=delay_s)
-        if self._failure.done():
-            self._failure.result()
+        if self._failure is not None:
+            raise self._failure
         log.info("stopped")
 
     async def __aenter__(self) -> GrpcServer:
@@ -373,9 +368,8 @@ class GrpcServer:
                 await hook()
         except Exception as error:  # a failed start ends the process with its reason
             log.exception("start failed")
-            if self._failure is not None and not self._failure.done():
-                self._failure.set_exception(error)
-                self._failure.exception()  # observed here; serve_until_signal raises it again
+            self._failure = error
+            self._end.set()
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)

@@ -16,7 +16,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -314,14 +313,15 @@ class Fleet:
         return targets
 
     def _await_serving(self, name: str, process: ProcessId, target: str) -> None:
-        deadline, log = time.monotonic() + START_S, self._log(name)
-        while time.monotonic() < deadline:
+        log = self._log(name)
+
+        def is_serving() -> bool:
             if not process.alive:
                 raise errors.FailedPrecondition(f"{name} ended while starting; {log} says:\n{processes.tail(log)}")
-            if connects(target) and (name not in SERVICES or serves(target)):
-                return
-            time.sleep(processes.POLL_S)
-        raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
+            return connects(target) and (name not in SERVICES or serves(target))
+
+        if not processes.comes_true(is_serving, START_S):
+            raise errors.Unavailable(f"{name} does not serve after {START_S:.0f} s; {log} says:\n{processes.tail(log)}")
 
     def _read(self) -> dict[str, Any]:
         """Reads the record of this home. Raises NewerFormat, or FailedPrecondition for one that cannot be read."""

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from aeenc import errors
 from aeenc.transport import status
-from services.kit.call import CALL, REQUEST_ID_KEY, CallInWork
+from services.kit.call import CALL, REQUEST_ID_KEY, Call
 from services.kit.calls.bounds import CALL_BYTES, Bounds, HeldBytes
 from services.kit.calls.grpcio_workarounds import RequestStream
 from services.kit.convert import named_fields
@@ -32,7 +32,7 @@ from services.kit.credentials.gate import Caller, Gate
 from services.kit.credentials.roles import REFLECTION_PREFIX, Role, role_for
 from services.kit.logs import get
 from services.kit.readiness import Readiness
-from services.kit.tracing import Span, begin_call, end_call
+from services.kit.tracing import begin_call, end_call
 
 log = get(__name__)
 LINGER_S = 0.5
@@ -72,30 +72,6 @@ class Method:
         self.changes = role_for(name) > Role.READ
         self.is_open = name.startswith("/grpc.health.v1.")
         self.always_answers = name.endswith("/GetInfo") or name.startswith(REFLECTION_PREFIX)
-
-
-class Call(CallInWork):
-    """A call and its bookkeeping. `refusal` is why nobody may make it, or go on with it; `about` holds its names, for
-    the audit trail; `held_bytes` are counted for its request, None once it has ended.
-    """
-
-    __slots__ = ("about", "held_bytes", "method", "refusal", "span", "started")
-
-    def __init__(
-        self, method: Method, metadata: Mapping[str, Any], caller: Caller, refusal: errors.AeencError | None = None
-    ) -> None:
-        super().__init__(metadata, caller)
-        self.method, self.refusal = method, refusal
-        self.started = 0.0
-        self.span: Span | None = None
-        self.about: dict[str, str] = {}
-        self.held_bytes: int | None = 0
-
-    def take_refusal(self) -> errors.AeencError:
-        """Hands the refusal over to be raised: kept here, it and the frame that raised it would refer to each other."""
-        refusal, self.refusal = self.refusal, None
-        assert refusal is not None
-        return refusal
 
 
 class RpcMetrics:
@@ -327,7 +303,7 @@ class CallHandlers(grpc.GenericRpcHandler):
         if method.is_open and size_bytes > HEALTH_BYTES:
             raise errors.TooLarge(f"a health check of {size_bytes:,} bytes is over the limit of {HEALTH_BYTES:,}")
         call = CALL.get()
-        if isinstance(call, Call) and call.held_bytes is not None:  # a read may outlast its call
+        if call is not None and call.held_bytes is not None:  # a read may outlast its call
             held_bytes = size_bytes + (0 if call.held_bytes else CALL_BYTES)
             self._held_with(call).take(held_bytes, call.held_bytes)
             call.held_bytes += held_bytes
@@ -342,7 +318,7 @@ async def _write_all(handle: Callable[..., AsyncIterator[Any]], request: Any, co
 
 def _begin(context: Any) -> Call:
     call = CALL.get()
-    assert isinstance(call, Call)
+    assert call is not None
     call.started = time.perf_counter()
     call.span = begin_call(call.method.name, call.metadata)
     context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
