@@ -136,8 +136,8 @@ class ArtifactWriter:
         the next sweep. Raises NewerFormat, and leaves it alone, when a newer release has written it.
         """
         files = {entry.name: _hash_and_sync(entry) for entry in sorted(self.path.iterdir())}
-        content = {"kind": self._kind, "meta": meta, "files": {name: entry.sha256 for name, entry in files.items()}}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        identity = {"kind": self._kind, "meta": meta, "files": {name: entry.sha256 for name, entry in files.items()}}
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         artifact_id = f"{id_prefix}{digest[:16]}"
         target = self._store.root / self._folder / artifact_id
         if announce is not None:
@@ -150,8 +150,9 @@ class ArtifactWriter:
             "meta": dict(meta),
             "files": {name: {"sha256": e.sha256, "size_bytes": e.size_bytes} for name, e in files.items()},
         }
-        while not self.place(target, json.dumps(manifest, indent=1, sort_keys=True).encode()):
-            if standing := self._store.keep_or_set_aside(self._folder, manifest):
+        content = json.dumps(manifest, indent=1, sort_keys=True).encode()
+        while not self.place(target, content):
+            if standing := self._store.keep_or_set_aside(self._folder, artifact_id, content):
                 return standing
         return self._store.open(self._folder, artifact_id, verify="size")
 
@@ -301,13 +302,12 @@ class ArtifactStore:
             raise errors.DataLoss(f"{manifest_path} is the manifest of {artifact.id!r}; restore the directory")
         return artifact
 
-    def keep_or_set_aside(self, folder: str, manifest: Mapping[str, Any]) -> Artifact | None:
-        """Returns what stands under a manifest's id if it is just that, hash by hash; otherwise hides it: None.
+    def keep_or_set_aside(self, folder: str, artifact_id: str, manifest: bytes) -> Artifact | None:
+        """Returns what stands under an id if it is what a manifest describes, by its hashes; otherwise hides it: None.
 
         Raises NewerFormat for what this release cannot judge. One process at a time does this in a folder, so that
         nobody hides what another has just put there.
         """
-        artifact_id = manifest["id"]
         path = self.path(folder, artifact_id)
         with (self.root / folder / REPLACING_LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -326,19 +326,17 @@ class ArtifactStore:
 
     def list(self, folder: str) -> list[str]:
         """Lists the ids of all committed artifacts of a folder, sorted."""
-        parent = self.root / folder
-        if not parent.is_dir():
-            self.check_there()
-            return []
-        return sorted(p.name for p in parent.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
+        return [path.name for path in self._entries(folder) if (path / MANIFEST).is_file()]
 
     def folders(self, parent: str) -> Sequence[str]:
         """Lists the names of the folders below a parent, sorted."""
-        root = self.root / parent
-        if not root.is_dir():
-            self.check_there()
-            return []
-        return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+        return [path.name for path in self._entries(parent) if path.is_dir()]
+
+    def _entries(self, folder: str) -> Sequence[Path]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(path for path in (self.root / folder).iterdir() if not path.name.startswith("."))
+        self.check_there()
+        return []
 
     def check_exists(self, folder: str, artifact_id: str) -> None:
         """Raises NotFound when there is no such artifact, or no longer."""
@@ -372,8 +370,7 @@ class ArtifactStore:
 
     def has_deleted(self, folder: str) -> bool:
         """Whether deleted or replaced artifacts still lie in a folder, maybe because somebody reads them."""
-        parent = self.root / folder
-        return parent.is_dir() and any(entry.name.startswith((DELETED, DAMAGED)) for entry in parent.iterdir())
+        return any(not path.name.startswith(TEMPORARY) for path in self._left(folder))
 
     def left(self, folder: str) -> tuple[Path, ...]:
         """Lists what `sweep` would remove now."""
@@ -434,9 +431,9 @@ def same_content(one: bytes, other: bytes) -> bool:
     return False
 
 
-def _check_content(path: Path, manifest: Mapping[str, Any]) -> None:
-    if not same_content(path.read_bytes(), json.dumps(manifest).encode()):
-        raise errors.DataLoss(f"{path} describes other content than {manifest['id']!r}; restore it")
+def _check_content(path: Path, manifest: bytes) -> None:
+    if not same_content(path.read_bytes(), manifest):
+        raise errors.DataLoss(f"{path} describes other content than its id; restore it")
 
 
 def read_manifest(path: Path, expected_sha256: str | None) -> Artifact:
