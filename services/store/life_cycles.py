@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.logs import get
 from services.store.formats import RESTORE, UNREADABLE, check_format, damage_is_data_loss
-from services.store.redis import Leases, Script, WorkLease, key_prefix, once_redis_answers, raising_unavailable
+from services.store.redis import Script, WorkLease, key_prefix, once_redis_answers, raising_unavailable
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
 log = get(__name__)
@@ -210,7 +210,7 @@ class LifeCycles(Generic[T]):
             redis, f"{emit}{NOTE}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
         )
         self._delete = Script(redis, NOTE + _DELETE)
-        self._leases, self.requests = Leases(redis), Requests(redis, keys.namespace)
+        self.requests = Requests(redis, keys.namespace)
 
     async def create(
         self,
@@ -446,7 +446,7 @@ class LifeCycles(Generic[T]):
 
     def lease(self, work_id: str, owner: str, lease_s: float) -> WorkLease:
         """The lease of one piece of work, not taken yet."""
-        return WorkLease(self._leases, self._keys.lease(work_id), owner, lease_s, self._keys.record(work_id))
+        return WorkLease(self._redis, self._keys.lease(work_id), owner, lease_s, self._keys.record(work_id))
 
 
 def _unknown(noun: str, work_id: str) -> str:

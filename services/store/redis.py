@@ -7,7 +7,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -27,7 +27,6 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 from redis.backoff import NoBackoff
-from redis.commands.core import AsyncScript
 from redis.credentials import CredentialProvider
 
 from aeenc import errors
@@ -52,18 +51,9 @@ _TIMES: dict[str, Any] = {
     "socket_timeout": SOCKET_TIMEOUT_S,
     "health_check_interval": 15,
 }
-# Answers of a server that cannot serve now, also from within a script. Any other error is a bug of ours.
+# Answers of a server that cannot serve now, also from within a script, beside those that have a class of their own.
+# Any other is a bug of ours.
 _OUTAGE = re.compile(r"(^|[\s-])(BUSY|CLUSTERDOWN|MASTERDOWN|MISCONF|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED) ")
-_OUTAGES = (  # the client cuts the word off these
-    exceptions.AskError,
-    exceptions.ClusterError,
-    exceptions.ExecAbortError,
-    exceptions.NoPermissionError,
-    exceptions.NoScriptError,
-    exceptions.OutOfMemoryError,
-    exceptions.ReadOnlyError,
-    exceptions.TryAgainError,
-)
 
 # KEYS: lease, record of the work if any.  ARGV: owner, milliseconds, 1 if the owner has had it before
 # A missing lease is free: Redis may have lost it in an outage. But once another has worked, a former holder cannot take
@@ -106,7 +96,7 @@ class _Sending:
     """
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        return [hiredis.pack_command((*args[0].encode().split(), *args[1:]))]  # SCRIPT EXISTS are two words
+        return [hiredis.pack_command((*args[0].encode().split(), *args[1:]))]  # MEMORY USAGE are two words
 
     async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -223,7 +213,7 @@ async def unavailable_if_down(doing: str) -> AsyncIterator[None]:
     except exceptions.RedisError as error:
         if isinstance(error, exceptions.ResponseError) and not _is_outage(error):
             raise
-        raise errors.Unavailable(f"cannot {doing}: Redis says {error}; {_remedy(error)}") from error
+        raise errors.Unavailable(f"cannot {doing}: Redis says {_said(error)}; {_remedy(error)}") from error
 
 
 async def once_redis_answers(call: Callable[[], Awaitable[A]], pause_s: float) -> A:
@@ -273,73 +263,38 @@ def _remedy(error: exceptions.RedisError) -> str:
 
 
 def _is_outage(error: exceptions.ResponseError) -> bool:
-    said = str(error).rpartition("caused error: ")[2]  # a pipeline puts the command, with our texts, before it
-    return isinstance(error, _OUTAGES) or _OUTAGE.search(said) is not None or "DB index" in said
+    has_class = type(error) is not exceptions.ResponseError
+    return has_class or _OUTAGE.search(_said(error)) is not None or "DB index" in _said(error)
 
 
-class Script(AsyncScript):
+def _said(error: exceptions.RedisError) -> str:
+    """Returns what Redis says, without the command: a pipeline puts that, with our texts, before it."""
+    return str(error).rpartition("caused error: ")[2]
+
+
+class Script:
     """A Lua script: `await script(keys=…, args=…)` runs it, with `client=pipe` as a part of a pipeline.
 
-    A server that does not know it gets its text and runs it, in one command. redis-py loads it and then runs it, which
-    fails when a fail-over comes in between.
+    It is sent as a text, not by its hash: a server that has just taken over may not know it.
     """
 
-    async def __call__(self, keys: Any = None, args: Any = None, client: Any = None) -> Any:
+    def __init__(self, redis: Any, text: str) -> None:
+        self._redis, self._text = redis, text
+
+    async def __call__(self, keys: Sequence[str], args: Sequence[Any] = (), client: Any = None) -> Any:
         """Runs the script; returns what it returns."""
-        if client is not None:
-            return await super().__call__(keys, args, client)
-        values = (*(keys or ()), *(args or ()))
-        try:
-            return await self.registered_client.evalsha(self.sha, len(keys or ()), *values)
-        except exceptions.NoScriptError:
-            return await self.registered_client.eval(cast("str", self.script), len(keys or ()), *values)
-
-
-@raising_unavailable("leases")
-class Leases:
-    """Leases: who works on something, until they give it back or fall silent. Raises Unavailable when Redis is down."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._take = Script(redis, _TAKE_LEASE)
-        self._release = Script(redis, _RELEASE_LEASE)
-
-    async def take(self, key: str, owner: str, lease_s: float, record: str = "", *, again: bool = False) -> bool:
-        """Takes or renews a lease. False when another owner holds it or, if `again`, is the `worker` of the record."""
-        keys = [key, record] if record else [key]
-        return bool(await self._take(keys=keys, args=[owner, int(lease_s * 1000), int(again)]))
-
-    async def release(self, key: str, owner: str) -> None:
-        """Gives a lease back; nothing happens when another owner holds it."""
-        await self._release(keys=[key], args=[owner])
-
-    @contextlib.asynccontextmanager
-    async def turn(self, key: str, lease_s: float, busy: str = "") -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Keeps out of the block whoever asks for the same key; gives what tells whether the turn is still held.
-
-        Waits for the turn or, with a reason `busy`, raises Unavailable at once. One that was silent for `lease_s` has
-        lost it.
-        """
-        lease = WorkLease(self, key, uuid.uuid4().hex, lease_s)
-        while not await lease.renew():
-            if busy:
-                raise errors.Unavailable(f"{busy}; try again in a moment", retry_after_s=TURN_RETRY_S)
-            await asyncio.sleep(TURN_POLL_S)
-        renewing = asyncio.create_task(_keep(lease.renew, key, lease_s))
-        try:
-            yield lease.renew
-        finally:
-            await finish(lease.end(renewing))
+        return await (self._redis if client is None else client).eval(self._text, len(keys), *keys, *args)
 
 
 class WorkLease:
-    """A lease as its owner sees it, held from the first successful `renew` on. Raises Unavailable without Redis.
+    """Says who works on something, until they give it back or fall silent: held from the first successful `renew` on.
 
     The `record` of the work, if any, names its last `worker`: a lease that has lapsed is lost once another has worked.
     """
 
-    def __init__(self, leases: Leases, key: str, owner: str, lease_s: float, record: str = "") -> None:
-        self._leases, self._key, self._lease_s, self._record = leases, key, lease_s, record
-        self.owner = owner
+    def __init__(self, redis: Redis, key: str, owner: str, lease_s: float, record: str = "") -> None:
+        self._take, self._give_back = Script(redis, _TAKE_LEASE), Script(redis, _RELEASE_LEASE)
+        self._keys, self._lease_s, self.owner = [key, *filter(None, [record])], lease_s, owner
         self._sure_until, self._held = 0.0, False
 
     @property
@@ -348,10 +303,15 @@ class WorkLease:
         return time.monotonic() < self._sure_until
 
     async def renew(self) -> bool:
-        """Takes or renews the lease. False when another owner holds it, or has worked since it lapsed."""
+        """Takes or renews the lease. False when another owner holds it, or has worked since it lapsed.
+
+        Raises Unavailable without Redis.
+        """
         asked_at = time.monotonic()  # Redis starts its clock after this moment, so the lease outlives our estimate
         try:
-            held = await self._leases.take(self._key, self.owner, self._lease_s, self._record, again=self._held)
+            async with unavailable_if_down("reach the leases"):
+                arguments = [self.owner, int(self._lease_s * 1000), int(self._held)]
+                held = bool(await self._take(self._keys, arguments))
         except asyncio.CancelledError:
             if not self.sure:  # Redis may have taken it; who holds it ends the work first
                 await finish(self.release())
@@ -364,7 +324,8 @@ class WorkLease:
         """Gives the lease back, unless another owner holds it; without Redis it lapses."""
         self._sure_until, self._held = 0.0, False
         with contextlib.suppress(errors.Unavailable):
-            await self._leases.release(self._key, self.owner)
+            async with unavailable_if_down("reach the leases"):
+                await self._give_back(self._keys[:1], [self.owner])
 
     async def during(self, work: Coroutine[Any, Any, None], is_over: Callable[[], Awaitable[str]]) -> str:
         """Does work while the lease holds, and gives the lease back. Raises what the work raises.
@@ -389,6 +350,25 @@ class WorkLease:
         """Cancels what needs the lease, and gives it back."""
         await cancel_all([task])
         await self.release()
+
+
+@contextlib.asynccontextmanager
+async def turn(redis: Redis, key: str, lease_s: float, busy: str = "") -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    """Keeps out of the block whoever asks for the same key; gives what tells whether the turn is still held.
+
+    Waits for the turn or, with a reason `busy`, raises Unavailable at once. One that was silent for `lease_s` has
+    lost it.
+    """
+    lease = WorkLease(redis, key, uuid.uuid4().hex, lease_s)
+    while not await lease.renew():
+        if busy:
+            raise errors.Unavailable(f"{busy}; try again in a moment", retry_after_s=TURN_RETRY_S)
+        await asyncio.sleep(TURN_POLL_S)
+    renewing = asyncio.create_task(_keep(lease.renew, key, lease_s))
+    try:
+        yield lease.renew
+    finally:
+        await finish(lease.end(renewing))
 
 
 async def _keep(renew: Callable[[], Awaitable[bool]], key: str, lease_s: float) -> None:

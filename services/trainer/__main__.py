@@ -13,7 +13,7 @@ from services.kit.server import GrpcServer, run
 from services.store.durability import warn_unless_durable
 from services.store.formats import made_of
 from services.store.objects import open_store
-from services.store.redis import Leases, connect, key_prefix
+from services.store.redis import connect, key_prefix
 from services.store.registry import Registry
 from services.trainer.evaluation.evaluator import Evaluator
 from services.trainer.jobs.files import ComputeOptions
@@ -85,7 +85,7 @@ def build(settings: TrainerSettings) -> GrpcServer:
         index,
         building,
         holds,
-        Leases(redis),
+        redis,
         Retention(settings.job_keep_s, settings.jobs_kept, settings.checkpoint_keep_s, settings.checkpoints_kept),
         lease=f"{key_prefix(settings.namespace)}trainer-garbage",
         jobs_dir=jobs_dir,

@@ -88,7 +88,7 @@ async def test_a_retry_is_not_answered_from_a_record_that_no_replica_has(
                 await call
     finally:
         pair.nodes[1].signal(signal.SIGCONT)
-    assert (await Requests(client, "n").answer(request) or {})["done"] == "1"
+    assert (await Requests(client, "n").answer(request, dict) or {})["done"] == "1"
 
 
 async def test_many_writes_in_one_batch_wait_once(pair: ReplicatedRedis, client: AcknowledgedRedis) -> None:

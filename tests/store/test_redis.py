@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
 from services.launcher.private_redis import start_private_redis
-from services.store.redis import Leases, Script, WorkLease, connect, key_prefix, unavailable_if_down
+from services.store.redis import Script, WorkLease, connect, key_prefix, turn, unavailable_if_down
 from services.store.registry import CheckpointRow, Registry
 
 
@@ -112,14 +112,14 @@ async def test_a_cancellation_that_comes_as_a_write_ends_arrives(client: Redis, 
 async def test_what_redis_takes_for_one_who_is_cancelled_meanwhile_is_free_unless_they_held_it(
     client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch, in_turn: bool, is_held: bool
 ):
-    leases, key = Leases(client), f"{key_prefix(namespace)}turn"
-    lease = WorkLease(leases, key, "me", 60.0)
-    assert await lease.renew(), "the server knows the script"
+    key = f"{key_prefix(namespace)}turn"
+    lease = WorkLease(client, key, "me", 60.0)
+    assert await lease.renew()
     if not is_held:
         await lease.release()
 
     async def take() -> None:
-        async with leases.turn(key, 60.0) if in_turn else nullcontext():
+        async with turn(client, key, 60.0) if in_turn else nullcontext():
             await lease.renew()
 
     await _cancel_at_a_write(asyncio.create_task(take()), monkeypatch)

@@ -18,7 +18,7 @@ from aeenc import errors
 from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.store.formats import NewerFormat
 from services.store.life_cycles import LifeCycles, WorkKeys
-from services.store.redis import SOCKET_TIMEOUT_S, Leases, connect
+from services.store.redis import SOCKET_TIMEOUT_S, WorkLease, connect
 from services.store.registry import CheckpointRow, Registry, RolloutRow
 from services.store.requests import Request
 from support.waiting import until
@@ -441,7 +441,7 @@ async def test_without_redis_every_call_says_so(own_redis: list[PrivateRedis]) -
         "registry": [registry.set_label(SPACE, "stable", "q1"), registry.labels(), registry.checkpoints.add(row("q1"))],
         "requests": [registry.requests.answer(request, dict), registry.requests.record(request, {})],
         "records": [cycles.get("r1"), cycles.active(), cycles.transition("r1", ("PENDING",), "RUNNING")],
-        "leases": [Leases(redis).take("lease", "me", 1.0), Leases(redis).release("lease", "me")],
+        "leases": [WorkLease(redis, "lease", "me", 1.0).renew()],
     }.items():
         for call in calls:
             with pytest.raises(errors.Unavailable, match=rf"cannot reach the {noun}: Redis says .* is it running"):

@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from redis.asyncio import Redis
+
 from aeenc import errors
 from aeenc.index import IndexClient
 from aeenc.values import Garbage
@@ -28,7 +30,7 @@ from services.kit.logs import get
 from services.store.artifacts import remove_directory
 from services.store.formats import UNREADABLE, made_of
 from services.store.life_cycles import LIVE
-from services.store.redis import Leases
+from services.store.redis import turn
 from services.store.registry import Registry
 from services.store.registry_rows import versions_of
 from services.store.requests import Request
@@ -71,7 +73,7 @@ class Deletion:
         index: IndexClient,
         building: TandemBuilder,
         holds: GenerationHolds,
-        leases: Leases,
+        redis: Redis,
         retention: Retention,
         *,
         lease: str,
@@ -80,7 +82,7 @@ class Deletion:
     ) -> None:
         self._store, self._checkpoints, self._registry = store, checkpoints, registry
         self._tandems, self._index, self._building, self._holds = tandems, index, building, holds
-        self._retention, self._leases, self._lease = retention, leases, lease
+        self._retention, self._redis, self._lease = retention, redis, lease
         self._jobs_dir, self._grace_s = jobs_dir, grace_s
         self._rounds: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
@@ -174,7 +176,7 @@ class Deletion:
         if dry_run:
             garbage = [one async for one in self._garbage()]
         else:
-            async with self._one, self._leases.turn(self._lease, LEASE_S, BUSY) as may_go_on:
+            async with self._one, turn(self._redis, self._lease, LEASE_S, BUSY) as may_go_on:
                 garbage = [one async for one in self._garbage() if await may_go_on() and await self._remove(one)]
                 await self.finish()
         answer = json.dumps([asdict(one) for one in garbage])

@@ -29,7 +29,7 @@ from services.corpus.generation import PREMISES, folder_of
 from services.kit.concurrency import finish
 from services.kit.logs import get
 from services.store.artifacts import ArtifactStore
-from services.store.redis import Leases, key_prefix, raising_unavailable
+from services.store.redis import key_prefix, raising_unavailable, turn
 from services.store.registry import LabelRow, Registry
 from services.store.registry_rows import Row, read_all
 from services.store.requests import Request
@@ -72,14 +72,13 @@ class Tandems:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._prefix = key_prefix(namespace)
-        self._leases = Leases(redis)
 
     def turn(self) -> AbstractAsyncContextManager[object]:
         """Waits until no trainer of the namespace moves tandems or closes spaces, and keeps others out of the block.
 
         What is loaded but not yet active is known to its own publication alone; nobody else may take it for unused.
         """
-        return self._leases.turn(f"{self._prefix}tandem-turn", TURN_S)
+        return turn(self._redis, f"{self._prefix}tandem-turn", TURN_S)
 
     async def put(self, tandem: Tandem) -> None:
         """Stores a tandem under its version. What a later minor release has added to its record stays."""

@@ -185,7 +185,7 @@ async def test_nodes_that_are_committed_together_wait_for_the_disk_once(stores: 
 
     async def counted() -> list[int]:
         stats = await stores.redis.info("commandstats")
-        return [stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("exec", "evalsha")]
+        return [stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("exec", "eval")]
 
     before = await counted()
     assert await stores.nodes.commit(stores.run, "me", commits) == ["OK"] * 8
