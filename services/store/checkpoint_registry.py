@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from aeenc import errors
-from services.store.redis import Script, key_prefix, raising_unavailable
+from services.store.redis import key_prefix, raising_unavailable, run_script
 from services.store.registry_rows import CheckpointRow, read_all
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
@@ -84,9 +84,6 @@ class CheckpointRegistry:
     def __init__(self, redis: Redis, keys: RegistryKeys, requests: Requests) -> None:
         self._redis: Any = redis  # its types cover answers of bytes and str; ours are str
         self._keys, self._key, self._requests = keys, keys.of, requests
-        self._bury = Script(redis, NOTE + _BURY)
-        self._claim = Script(redis, _CLAIM)
-        self._revive = Script(redis, _REVIVE)
         self._times = keys.of("checkpoint-times")  # hash: Redis' time of each registration
 
     async def add(self, row: CheckpointRow) -> None:
@@ -135,7 +132,8 @@ class CheckpointRegistry:
             *(self._key("checkpoint", version), self._key("checkpoints"), self._keys.labels, self._keys.buried),
             *(self._requests.key(request), self._times, self._keys.precisions),
         ]
-        needed = await self._bury(keys=keys, args=[version, self._keys.prefix, request.text, REQUEST_TTL_S])
+        arguments = [version, self._keys.prefix, request.text, REQUEST_TTL_S]
+        needed = await run_script(self._redis, NOTE + _BURY, keys, arguments)
         if needed == "?":
             raise errors.NotFound(
                 f"checkpoint {version!r} does not exist; ListCheckpoints (`aeenc checkpoints`) names all"
@@ -145,7 +143,7 @@ class CheckpointRegistry:
 
     async def claim_buried(self, grace_s: float) -> list[str]:
         """Lists the deleted checkpoints whose grace period is over; from now on their files may go."""
-        return list(await self._claim(keys=[self._keys.buried], args=[grace_s]))
+        return list(await run_script(self._redis, _CLAIM, [self._keys.buried], [grace_s]))
 
     async def is_buried(self, version: str) -> bool:
         """Says whether a checkpoint was deleted whose files may still be there."""
@@ -157,7 +155,7 @@ class CheckpointRegistry:
 
     async def revive(self, version: str) -> None:
         """Makes a deleted version free to be registered again. Raises Unavailable while its files are being removed."""
-        if not await self._revive(keys=[self._keys.buried], args=[version]):
+        if not await run_script(self._redis, _REVIVE, [self._keys.buried], [version]):
             raise errors.Unavailable(f"the files of checkpoint {version} are being removed; try again in a moment")
 
     async def set_space(self, space_id: str, premise_version: str, *, default: bool = False) -> None:

@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from aeenc import errors
 from services.kit.logs import get
 from services.store.formats import RESTORE, UNREADABLE, check_format, damage_is_data_loss
-from services.store.redis import Script, WorkLease, key_prefix, once_redis_answers, raising_unavailable
+from services.store.redis import WorkLease, key_prefix, once_redis_answers, raising_unavailable, run_script
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
 log = get(__name__)
@@ -205,11 +205,8 @@ class LifeCycles(Generic[T]):
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys, self._noun, self._read = keys, keys.noun, read
         emit = emit_script(event_fields)
-        self._create = Script(redis, emit + _CREATE)
-        self._transition = Script(
-            redis, f"{emit}{NOTE}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
-        )
-        self._delete = Script(redis, NOTE + _DELETE)
+        self._create = emit + _CREATE
+        self._transition = f"{emit}{NOTE}local needs_lease = {'true' if needs_lease else 'false'}\n{_TRANSITION}"
         self.requests = Requests(redis, keys.namespace)
 
     async def create(
@@ -231,11 +228,8 @@ class LifeCycles(Generic[T]):
         first = [own.record(work_id), own.idempotency(idempotency_key), own.all, own.active, own.events(work_id)]
         fields = [part for field in record.items() for part in field]
         pipe = self._redis.pipeline(transaction=True)
-        await self._create(
-            keys=[*first, own.number, *keys, own.tombstone(work_id)],
-            args=[work_id, int(bool(idempotency_key)), now(), int(waits), *fields],
-            client=pipe,
-        )
+        arguments = [work_id, int(bool(idempotency_key)), now(), int(waits), *fields]
+        await run_script(pipe, self._create, [*first, own.number, *keys, own.tombstone(work_id)], arguments)
         if also:
             await also(pipe)
         stored: str = (await pipe.execute())[0]
@@ -313,8 +307,8 @@ class LifeCycles(Generic[T]):
         end = int(state not in LIVE)
         moved = [owner, work_id, now(), f" {' '.join(allowed)} ", state, error, end]
         noted = [request.id, request.text, REQUEST_TTL_S, f" {' '.join(already)} "]
-        own = (keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id))
-        answer: str = await self._transition(keys=[*own, self.requests.key(request)], args=[*moved, *noted, *further])
+        own = [keys.record(work_id), keys.lease(work_id), keys.active, keys.events(work_id), self.requests.key(request)]
+        answer: str = await run_script(self._redis, self._transition, own, [*moved, *noted, *further])
         if answer == "REFUSED":
             await self.get(work_id)
         if answer != "USED":
@@ -380,10 +374,9 @@ class LifeCycles(Generic[T]):
         record, key = await self._redis.hgetall(keys.record(work_id)), ""
         with contextlib.suppress(errors.DataLoss):
             key = key_of(record) if record else ""
-        answer: str = await self._delete(
-            keys=[*own, keys.idempotency(key), self.requests.key(request)],
-            args=[work_id, f" {live} ", request.text, REQUEST_TTL_S],
-        )
+        own += [keys.idempotency(key), self.requests.key(request)]
+        arguments = [work_id, f" {live} ", request.text, REQUEST_TTL_S]
+        answer: str = await run_script(self._redis, NOTE + _DELETE, own, arguments)
         if answer == "REFUSED":
             await self.get(work_id)
         if answer == "HELD":

@@ -272,18 +272,12 @@ def _said(error: exceptions.RedisError) -> str:
     return str(error).rpartition("caused error: ")[2]
 
 
-class Script:
-    """A Lua script: `await script(keys=…, args=…)` runs it, with `client=pipe` as a part of a pipeline.
+async def run_script(redis: Any, text: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
+    """Runs a Lua script by a client, or as a part of a pipeline. Returns what it returns.
 
     It is sent as a text, not by its hash: a server that has just taken over may not know it.
     """
-
-    def __init__(self, redis: Any, text: str) -> None:
-        self._redis, self._text = redis, text
-
-    async def __call__(self, keys: Sequence[str], args: Sequence[Any] = (), client: Any = None) -> Any:
-        """Runs the script; returns what it returns."""
-        return await (self._redis if client is None else client).eval(self._text, len(keys), *keys, *args)
+    return await redis.eval(text, len(keys), *keys, *args)
 
 
 class WorkLease:
@@ -293,8 +287,8 @@ class WorkLease:
     """
 
     def __init__(self, redis: Redis, key: str, owner: str, lease_s: float, record: str = "") -> None:
-        self._take, self._give_back = Script(redis, _TAKE_LEASE), Script(redis, _RELEASE_LEASE)
-        self._keys, self._lease_s, self.owner = [key, *filter(None, [record])], lease_s, owner
+        self._redis, self._keys, self._lease_s = redis, [key, *filter(None, [record])], lease_s
+        self.owner = owner
         self._sure_until, self._held = 0.0, False
 
     @property
@@ -311,7 +305,7 @@ class WorkLease:
         try:
             async with unavailable_if_down("reach the leases"):
                 arguments = [self.owner, int(self._lease_s * 1000), int(self._held)]
-                held = bool(await self._take(self._keys, arguments))
+                held = bool(await run_script(self._redis, _TAKE_LEASE, self._keys, arguments))
         except asyncio.CancelledError:
             if not self.sure:  # Redis may have taken it; who holds it ends the work first
                 await finish(self.release())
@@ -325,7 +319,7 @@ class WorkLease:
         self._sure_until, self._held = 0.0, False
         with contextlib.suppress(errors.Unavailable):
             async with unavailable_if_down("reach the leases"):
-                await self._give_back(self._keys[:1], [self.owner])
+                await run_script(self._redis, _RELEASE_LEASE, self._keys[:1], [self.owner])
 
     async def during(self, work: Coroutine[Any, Any, None], is_over: Callable[[], Awaitable[str]]) -> str:
         """Does work while the lease holds, and gives the lease back. Raises what the work raises.

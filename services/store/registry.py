@@ -25,7 +25,7 @@ from services.kit.concurrency import Turns, finish
 from services.kit.tracing import traceparent
 from services.store.checkpoint_registry import CheckpointRegistry, RegistryKeys
 from services.store.formats import UNREADABLE, check_format, damage_is_data_loss
-from services.store.redis import MAX_BLOCK_S, Script, raising_unavailable
+from services.store.redis import MAX_BLOCK_S, raising_unavailable, run_script
 from services.store.registry_rows import FORMAT_VERSION, CheckpointRow, LabelRow, RolloutRow, read_all, rollout_of
 from services.store.requests import NOTE, REQUEST_TTL_S, UNNAMED, Request, Requests
 
@@ -159,11 +159,6 @@ class Registry:
         self._keys, self.requests = RegistryKeys(namespace), Requests(redis, namespace)
         self._key = self._keys.of
         self.checkpoints = CheckpointRegistry(redis, self._keys, self.requests)
-        self._move = Script(redis, NOTE + _MOVE)
-        self._delete = Script(redis, NOTE + _DELETE)
-        self._beat = Script(redis, _BEAT)
-        self._acknowledge = Script(redis, _ACKNOWLEDGE)
-        self._rollouts = Script(redis, _ROLLOUTS)
         self._turns = Turns()  # by space
         self._instances = self._key("instances")  # sorted set: until when each encoder counts as alive
         self._files = self._key("instance-files")  # hash: what each of them computes, as `heartbeat` has it
@@ -204,7 +199,7 @@ class Registry:
         noted = [request.text, REQUEST_TTL_S, answer]
         at = datetime.now(UTC).isoformat()
         arguments = [version, expected, at, space_id, name, EVENTS_KEPT, wanted, *noted, traceparent(), precision]
-        moved, revision, current, *row = await self._in_turn(space_id, self._move, keys, arguments)
+        moved, revision, current, *row = await self._in_turn(space_id, NOTE + _MOVE, keys, arguments)
         if moved == -2:
             raise errors.NotFound(f"checkpoint {current} is deleted; ListCheckpoints (`aeenc checkpoints`) names all")
         if moved < 0:
@@ -266,7 +261,7 @@ class Registry:
         expected = -1 if expected_revision is None else expected_revision
         noted = [request.text, REQUEST_TTL_S]
         arguments = [space_id, name, EVENTS_KEPT, DELETED_TTL_S, expected, *noted]
-        answer = await self._in_turn(space_id, self._delete, keys, arguments)
+        answer = await self._in_turn(space_id, NOTE + _DELETE, keys, arguments)
         if isinstance(answer, str):
             raise errors.Aborted(f"label {name!r} is at revision {answer}, not {expected}; read it and retry")
         if answer < 0:
@@ -274,14 +269,14 @@ class Registry:
         if not answer:
             raise errors.NotFound(f"there is no label {name!r} in space {space_id}; list the labels")
 
-    async def _in_turn(self, space_id: str, script: Any, keys: list[str], arguments: list[Any]) -> Any:
+    async def _in_turn(self, space_id: str, script: str, keys: list[str], arguments: list[Any]) -> Any:
         """Runs a script on the labels of a space after those asked for before it, to its end even without a caller.
 
         Otherwise its command could still be on its way to Redis when a later one is acknowledged. What remains: two
         trainers, or a Redis that is silent for longer than the socket waits; give `expected_revision` against those.
         """
         async with self._turns.of(space_id):
-            return await finish(script(keys=keys, args=arguments))
+            return await finish(run_script(self._redis, script, keys, arguments))
 
     async def wait_for_event(self, last_id: str, timeout_s: float) -> str:
         """Waits until a label has moved after `last_id`, or time is up; returns the id to continue from."""
@@ -304,7 +299,7 @@ class Registry:
     async def acknowledge(self, space_id: str, label: str, row: RolloutRow) -> None:
         """Records how far an encoder has come with a label; nothing, when the label is gone."""
         keys = [self._key("label", space_id, label), self._key("ack", space_id, label), self._instances, self._answers]
-        await self._acknowledge(keys=keys, args=[row.instance, row.to_json(), ANSWERS_KEPT])
+        await run_script(self._redis, _ACKNOWLEDGE, keys, [row.instance, row.to_json(), ANSWERS_KEPT])
 
     async def heartbeat(self, instance: str, files: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Marks an encoder as alive for the next 15 s, by the clock of Redis.
@@ -314,11 +309,11 @@ class Registry:
         gone, too.
         """
         arguments = [instance, HEARTBEAT_TTL_S, FORGET_S, json.dumps(dict(files))]
-        return bool(await self._beat(keys=[self._instances, self._files], args=arguments))
+        return bool(await run_script(self._redis, _BEAT, [self._instances, self._files], arguments))
 
     async def best_precision(self, files: Collection[str]) -> str:
         """Returns the best precision that every live encoder computes from the files of a checkpoint; else float32."""
-        _, *flat = await self._rollouts(keys=[self._instances, self._files])
+        _, *flat = await run_script(self._redis, _ROLLOUTS, [self._instances, self._files])
         with damage_is_data_loss("what an encoder computes", "its next heartbeat writes it anew: call again in 15 s"):
             offers = [dict(json.loads(offer or "{}")) for offer in flat[1::2]]
         common = (name for name in (offers[0] if offers else ()) if all(offer.get(name) in files for offer in offers))
@@ -331,7 +326,8 @@ class Registry:
 
     async def rollouts(self, space_id: str, label: str) -> list[RolloutRow]:
         """Returns how far each live encoder has come with a label; one that has not answered yet is at revision 0."""
-        now_s, *flat = await self._rollouts(keys=[self._instances, self._key("ack", space_id, label)])
+        keys = [self._instances, self._key("ack", space_id, label)]
+        now_s, *flat = await run_script(self._redis, _ROLLOUTS, keys)
         now = datetime.fromtimestamp(int(now_s), UTC)
         return sorted(map(partial(rollout_of, now), flat[::2], flat[1::2]), key=lambda row: row.instance)
 

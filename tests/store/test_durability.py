@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from aeenc import errors
 from services.store.durability import AcknowledgedRedis, NotReplicated, Unanswered, assess
-from services.store.redis import Script, connect, key_prefix, unavailable_if_down
+from services.store.redis import connect, key_prefix, run_script, unavailable_if_down
 from services.store.registry import Registry
 from services.store.requests import Request, Requests
 from support.relay import Relay
@@ -47,9 +47,9 @@ async def impatient(pair: ReplicatedRedis) -> AsyncIterator[Redis]:
 
 async def _write(redis: Redis, kind: str) -> Any:
     if kind == "script":
-        return await Script(redis, "return redis.call('SET', KEYS[1], ARGV[1])")(keys=["a"], args=["1"])
+        return await run_script(redis, "return redis.call('SET', KEYS[1], ARGV[1])", ["a"], ["1"])
     if kind == "script that writes nothing":  # it finds what another connection has written, and no replica may have it
-        return await Script(redis, "return redis.call('EXISTS', KEYS[1])")(keys=["a"])
+        return await run_script(redis, "return redis.call('EXISTS', KEYS[1])", ["a"])
     if kind == "command":
         return await redis.set("a", "1")
     pipe = redis.pipeline(transaction=kind == "transaction")
@@ -121,8 +121,8 @@ async def test_a_master_that_has_become_a_replica_is_left_for_its_successor(pair
     first, second = pair.nodes
     async with Relay(f"127.0.0.1:{first.port}") as relay:  # a name that will stand for another server
         redis = connect(f"redis://{relay.address}/0")
-        script = Script(redis, "return redis.call('SET', KEYS[1], ARGV[1])")
-        for write in (lambda: redis.set("a", "2"), lambda: script(keys=["a"], args=["3"])):
+        script = "return redis.call('SET', KEYS[1], ARGV[1])"
+        for write in (lambda: redis.set("a", "2"), lambda: run_script(redis, script, ["a"], ["3"])):
             assert await write()
             with first.client() as admin, second.client() as other:
                 other.replicaof("NO", "ONE")

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from aeenc import errors
 from services.launcher.private_redis import start_private_redis
-from services.store.redis import Script, WorkLease, connect, key_prefix, turn, unavailable_if_down
+from services.store.redis import WorkLease, connect, key_prefix, run_script, turn, unavailable_if_down
 from services.store.registry import CheckpointRow, Registry
 
 
@@ -28,12 +28,11 @@ from services.store.registry import CheckpointRow, Registry
 async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, namespace: str, script: str, piped: bool):
     redis, key = connect(redis_url), f"{key_prefix(namespace)}list"
     await redis.set(key, "OOM MISCONF ")
-    broken = Script(redis, script)
 
     async def count() -> None:
         async with unavailable_if_down("count"):
             pipe = redis.pipeline(transaction=False)
-            await broken(keys=[key], args=["- OOM MISCONF no outage"], client=pipe if piped else None)
+            await run_script(pipe if piped else redis, script, [key], ["- OOM MISCONF no outage"])
             await pipe.execute()
 
     with pytest.raises(ResponseError):
@@ -44,10 +43,10 @@ async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, names
 
 async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_admin_url: str, namespace: str):
     redis = connect(redis_admin_url)
-    script = Script(redis, "return redis.call('SET', KEYS[1], ARGV[1])")
+    script = "return redis.call('SET', KEYS[1], ARGV[1])"
     await redis.config_set("maxmemory", "1")
     try:
-        for call in (lambda: redis.set(namespace, "x"), lambda: script(keys=[namespace], args=["x"])):
+        for call in (lambda: redis.set(namespace, "x"), lambda: run_script(redis, script, [namespace], ["x"])):
             with pytest.raises(errors.Unavailable, match=r"cannot count: .*maxmemory.*; give it more memory"):
                 async with unavailable_if_down("count"):
                     await call()

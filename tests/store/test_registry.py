@@ -18,7 +18,7 @@ from aeenc import errors
 from services.launcher.private_redis import PrivateRedis, start_private_redis
 from services.store.formats import NewerFormat
 from services.store.life_cycles import LifeCycles, WorkKeys
-from services.store.redis import SOCKET_TIMEOUT_S, WorkLease, connect
+from services.store.redis import SOCKET_TIMEOUT_S, WorkLease, connect, run_script
 from services.store.registry import CheckpointRow, Registry, RolloutRow
 from services.store.requests import Request
 from support.waiting import until
@@ -86,42 +86,41 @@ async def test_of_many_writers_that_expect_the_same_revision_one_wins(registry: 
 
 @pytest.mark.parametrize("later", ["set", "delete"])
 async def test_a_move_answers_with_the_row_that_it_wrote_whatever_comes_right_after_it(
-    registry: Registry, later: str
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
-    script = registry._move
-
-    async def overtaken(**arguments: Any) -> Any:
-        registry._move = script
-        answer = await script(**arguments)
+    async def overtaken(redis: Any, script: str, keys: list[str], arguments: list[Any]) -> Any:
+        answer = await run_script(redis, script, keys, arguments)
         if later == "set":
-            await script(**{**arguments, "args": ["q2", *arguments["args"][1:]]})
+            await run_script(redis, script, keys, ["q2", *arguments[1:]])
         else:
-            await registry._redis.delete(arguments["keys"][0])
+            await redis.delete(keys[0])
         return answer
 
+    monkeypatch.setattr("services.store.registry.run_script", overtaken)
     for name in ("canary", "stable"):
-        registry._move = overtaken
         label = await registry.set_label(SPACE, name, "q1", share=0.5)
         assert (label.name, label.version, label.revision, label.share) == (name, "q1", 1, 0.5)
 
 
 @pytest.mark.parametrize("later", ["set", "delete"])
-async def test_a_move_whose_caller_has_gone_never_follows_a_later_one(registry: Registry, later: str) -> None:
+async def test_a_move_whose_caller_has_gone_never_follows_a_later_one(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
     await registry.set_label(SPACE, "canary", "q0")
-    script, sent, on = registry._move, asyncio.Event(), asyncio.Event()
+    sent, on = asyncio.Event(), asyncio.Event()
     deliveries: list[asyncio.Task[Any]] = []
 
-    async def deliver(arguments: dict[str, Any]) -> Any:
+    async def deliver(*command: Any) -> Any:
         await on.wait()
-        return await script(**arguments)
+        return await run_script(*command)
 
-    async def slow(**arguments: Any) -> Any:
-        registry._move = script
-        deliveries.append(asyncio.create_task(deliver(arguments)))
+    async def slow(*command: Any) -> Any:
+        monkeypatch.undo()
+        deliveries.append(asyncio.create_task(deliver(*command)))
         sent.set()
         return await asyncio.shield(deliveries[0])  # nobody calls back a command that is on its way
 
-    registry._move = slow
+    monkeypatch.setattr("services.store.registry.run_script", slow)
     given_up = asyncio.ensure_future(registry.set_label(SPACE, "canary", "q1"))
     await sent.wait()
     given_up.cancel()

@@ -34,7 +34,7 @@ from services.sampler.records.runs import Pair
 from services.sampler.records.task_scripts import DONE, DUE, FAIL, PUT, WRITE
 from services.store.formats import RESTORE, check_format, damage_is_data_loss
 from services.store.life_cycles import digest
-from services.store.redis import Script, raising_unavailable
+from services.store.redis import raising_unavailable, run_script
 from services.store.requests import REQUEST_TTL_S, UNNAMED, Request, Requests
 
 Step = Callable[[TaskRecord, float], Change]
@@ -59,11 +59,6 @@ class TaskStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._put = Script(redis, PUT)
-        self._write = Script(redis, WRITE)
-        self._done = Script(redis, DONE)
-        self._fail = Script(redis, FAIL)
-        self._due = Script(redis, DUE)
         self._requests = Requests(redis, keys.namespace)
 
     async def put(self, new: Sequence[TaskRecord]) -> None:
@@ -76,7 +71,9 @@ class TaskStore:
         pipe = self._redis.pipeline()  # one wait for the disk
         for one in new:
             run_id, task_id = one.run_id, one.task.task_id
-            await self._put(
+            await run_script(
+                pipe,
+                PUT,
                 keys=[keys.task(run_id, task_id), keys.all_events, *(part(run_id) for part in parts)],
                 args=[
                     task_id,
@@ -88,7 +85,6 @@ class TaskStore:
                     EVENTS_KEPT,
                     digest(one.task.query),
                 ],
-                client=pipe,
             )
         await pipe.execute()
 
@@ -158,7 +154,9 @@ class TaskStore:
         of_person = (keys.answered_by(run_id, person), keys.controls_by(run_id, person))
         of_tasks = (keys.waiting, keys.leases, keys.decided, keys.verdicts, keys.task_events, keys.answers_hour)
         of_run = (keys.growing, keys.counts, keys.record, keys.pairs, keys.events, keys.amended)
-        written = await self._write(
+        written = await run_script(
+            self._redis,
+            WRITE,
             keys=[
                 *(keys.task(run_id, task_id), keys.all_events, keys.pace(queue), self._requests.key(request)),
                 *of_person,
@@ -212,7 +210,7 @@ class TaskStore:
 
     async def grown(self, run_id: str, task_id: str, revision: int) -> None:
         """Notes that the run's tree has what was changed up to a revision of a task; a later change stays noted."""
-        await self._done(keys=[self._keys.growing(run_id)], args=[task_id, revision])
+        await run_script(self._redis, DONE, [self._keys.growing(run_id)], [task_id, revision])
 
     async def waiting(self, run_id: str, start: int = 0, count: int = 0) -> list[str]:
         """So many tasks that somebody may take, best first, from a position on; 0: all."""
@@ -229,7 +227,7 @@ class TaskStore:
     async def due(self, run_id: str, undo_s: float = 0.0) -> tuple[list[str], list[str], float]:
         """The tasks of leases whose time is over, those whose decision stands, and the seconds until the next such."""
         keys = [self._keys.leases(run_id), self._keys.decided(run_id)]
-        leases, decided, next_ms = await self._due(keys=keys, args=[_ms(undo_s)])
+        leases, decided, next_ms = await run_script(self._redis, DUE, keys, [_ms(undo_s)])
         return sorted({one.split(".")[1] for one in leases}), decided, next_ms / 1000 if next_ms >= 0 else math.inf
 
     async def task_ids(self, run_id: str, after: int, limit: int) -> list[str]:
@@ -318,7 +316,8 @@ class TaskStore:
         if passed:
             await self._redis.sadd(self._keys.qualified(queue), annotator)
         else:
-            await self._fail(keys=[self._keys.record(run_id), self._keys.failed(run_id)], args=[annotator])
+            keys = [self._keys.record(run_id), self._keys.failed(run_id)]
+            await run_script(self._redis, FAIL, keys, [annotator])
 
     async def events(self, run_id: str, after_seq: int, *, limit: int = 500, wait_ms: int = 0) -> list[TaskEvent]:
         """The events after a sequence number, of one run or (empty) of all; waits for the first if there is none."""

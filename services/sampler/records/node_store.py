@@ -41,7 +41,7 @@ from services.sampler.records.run_store import ADD_PAIRS, CHUNK, EMIT
 from services.sampler.records.runs import FORMAT_VERSION, NO_ROOT, Hypothesis, Pair, Run
 from services.store.formats import RESTORE, check_format, damage_is_data_loss, made_of
 from services.store.life_cycles import digest, now
-from services.store.redis import Script, raising_unavailable
+from services.store.redis import raising_unavailable, run_script
 
 SHOWN = 5  # hypotheses in the message about an unknown one
 _ANSWER = TypeAdapter(Answer)
@@ -123,8 +123,6 @@ class NodeStore:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._commit = Script(redis, _COMMIT)
-        self._grow = Script(redis, _GROW)
 
     async def open_trees(self, run_id: str, after: int, limit: int) -> list[Tree]:
         """The first unfinished trees with an index above `after`, in order."""
@@ -206,7 +204,7 @@ class NodeStore:
             )
             for node in nodes
         ]
-        return await self._run(self._commit, calls)
+        return await self._run(_COMMIT, calls)
 
     async def advance(self, run_id: str, owner: str, levels: Sequence[tuple[Tree, Sequence[Node]]]) -> list[Written]:
         """Opens the next level of trees, each on its own, in one round trip. One without a further level is finished.
@@ -231,7 +229,7 @@ class NodeStore:
         calls = [
             ([*self._tree_keys(run_id, tree), *of_run], [owner, now(), tree.index, *change]) for tree, change in changes
         ]
-        return await self._run(self._grow, calls)
+        return await self._run(_GROW, calls)
 
     async def keys_of(self, run_id: str) -> AsyncIterator[list[str]]:
         """The keys of a run's trees and of what it knows, in parts."""
@@ -244,12 +242,12 @@ class NodeStore:
     def _tree_keys(self, run_id: str, tree: Tree) -> list[str]:
         return [self._keys.record(run_id), self._keys.lease(run_id), self._keys.tree(run_id, tree.index)]
 
-    async def _run(self, script: Any, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Written]:
+    async def _run(self, script: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Written]:
         # Each script is whole by itself. In a transaction all share one wait for the disk; else Redis waits for it
         # after each 16 KiB that it reads.
         pipe = self._redis.pipeline()
         for keys, arguments in calls:
-            await script(keys=keys, args=arguments, client=pipe)
+            await run_script(pipe, script, keys, arguments)
         return list(await pipe.execute())
 
 

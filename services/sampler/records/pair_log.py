@@ -16,7 +16,7 @@ from services.sampler.records.run_store import ADD_PAIRS
 from services.sampler.records.runs import Pair
 from services.store.formats import RESTORE, damage_is_data_loss
 from services.store.life_cycles import now
-from services.store.redis import Script, raising_unavailable
+from services.store.redis import raising_unavailable, run_script
 from services.store.requests import Request, Requests
 
 Reader = Callable[[list[Pair]], Awaitable[list[Pair]]]
@@ -49,7 +49,6 @@ class PairLog:
     def __init__(self, redis: Redis, keys: RunKeys) -> None:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
-        self._add = Script(redis, _ADD)
         self._requests = Requests(redis, keys.namespace)
 
     async def page(
@@ -89,7 +88,7 @@ class PairLog:
         parts = (own.record, own.pairs, own.events, own.amended, own.import_requests)
         keys = [*(part(run_id) for part in parts), self._requests.key(request)]
         arguments = [now(), request.text, run_id, *(pair.to_json() for pair in pairs)]
-        written = await self._add(keys=keys, args=arguments, client=client)
+        written = await run_script(client or self._redis, _ADD, keys, arguments)
         if written == "MISSING":
             raise errors.NotFound(f"run {run_id} was deleted while pairs were added to it")
         return bool(written == "OK")

@@ -26,7 +26,7 @@ from services.sampler.records.runs import (
 )
 from services.store.formats import RESTORE, UNREADABLE, damage_is_data_loss
 from services.store.life_cycles import UNFINISHED_TTL_S, LifeCycles, State, Step, emit_script
-from services.store.redis import Script, raising_unavailable
+from services.store.redis import raising_unavailable, run_script
 from services.store.requests import Request
 
 CHUNK = 1000
@@ -101,9 +101,6 @@ class RunStore:
         self._redis: Any = redis  # its types cover bytes and str answers; ours are str
         self._keys = keys
         self.cycles = LifeCycles(redis, keys, EVENT_FIELDS, _run)
-        self._suspect = Script(redis, _SUSPECT)
-        self._follow = Script(redis, _FOLLOW)
-        self._reserve = Script(redis, _RESERVE)
 
     async def create(self, run: Run, hypotheses: Sequence[Hypothesis], also: Step | None = None) -> str:
         """Stores a new run, or finds the one that its idempotency key started. Returns the id of what is stored.
@@ -155,7 +152,7 @@ class RunStore:
 
     async def follow(self, run_id: str, version: str) -> bool:
         """Lets a run retrieve with another encoder version from now on. False: it has ended."""
-        return bool(await self._follow(keys=[self._keys.record(run_id)], args=[version]))
+        return bool(await run_script(self._redis, _FOLLOW, [self._keys.record(run_id)], [version]))
 
     async def delete(self, run_id: str, request: Request) -> None:
         """Takes an ended run out of sight, once for a request. Raises what `LifeCycles.delete` raises."""
@@ -168,7 +165,7 @@ class RunStore:
     async def suspect(self, run_id: str, node_ids: Sequence[str]) -> bool:
         """Notes that nodes stayed unanswered when asked alone. True when all were noted before."""
         keys = [self._keys.record(run_id), self._keys.suspects(run_id)]
-        return not await self._suspect(keys=keys, args=list(node_ids))
+        return not await run_script(self._redis, _SUSPECT, keys, list(node_ids))
 
     async def reserve(self, oracle: str, limit: int, run_id: str, nodes: Sequence[tuple[str, int]]) -> list[bool]:
         """Takes (node, candidates) from what is left of an oracle's `limit`, in order; whether each may be asked.
@@ -176,10 +173,9 @@ class RunStore:
         A node is counted once, however often it is asked again after a failure or by another sampler, and even if
         nobody answers it in the end. None may be asked when the run was deleted meanwhile.
         """
-        granted = await self._reserve(
-            keys=[self._keys.oracle_spent(oracle), self._keys.asked(run_id), self._keys.record(run_id)],
-            args=[limit, *(argument for node in nodes for argument in node)],
-        )
+        keys = [self._keys.oracle_spent(oracle), self._keys.asked(run_id), self._keys.record(run_id)]
+        arguments = [limit, *(argument for node in nodes for argument in node)]
+        granted = await run_script(self._redis, _RESERVE, keys, arguments)
         return [bool(one) for one in granted]
 
 
