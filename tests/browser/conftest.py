@@ -44,10 +44,12 @@ class Bench:
     restart_sampler: Callable[[], Awaitable[None]]
     windows: list[Any] = field(default_factory=list)
 
-    async def window(self, name: str, role: str = "annotator") -> Any:
-        """A window of somebody's own, signed in by a link. `wrong` has what went wrong in its page."""
+    async def window(self, name: str, role: str = "annotator", *, shows: str = "") -> Any:
+        """A window of somebody's own, signed in by a link, once a task `shows` this. `wrong` is what went wrong."""
         page = await open_window(self.browser, self.url, self.links, name, role)
         self.windows.append(page)
+        if shows:
+            await shown(page, shows)
         return page
 
     async def run(self, texts: list[str], **config: Any) -> str:
@@ -61,6 +63,23 @@ class Bench:
 
         await eventually(queued)
         return str(run.id)
+
+
+async def shown(page: Any, query: str) -> None:
+    """Waits until a task asks this."""
+    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
+
+
+async def press_keys(page: Any, *keys: str) -> None:
+    """Presses keys one after the other."""
+    for key in keys:
+        await page.keyboard.press(key)
+
+
+async def submitted(page: Any, *keys: str) -> None:
+    """Presses keys and sends the answer."""
+    await press_keys(page, *keys, "Control+Enter")
+    await page.get_by_text("Submitted").wait_for()
 
 
 async def open_window(browser: Any, url: str, links: Any, name: str, role: str) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.conftest import press_keys, shown, submitted
 from browser.test_sight import held
 
 from aeenc import values
@@ -22,11 +23,6 @@ POST = """async ([path, body]) => {
     const headers = { "content-type": "application/json", "x-csrf-token": csrf };
     return (await fetch(path, { method: "POST", headers, body: JSON.stringify(body) })).status;
 }"""
-
-
-async def shown(page: Any, query: str) -> None:
-    """Waits until a task asks this."""
-    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
 
 
 async def choose(page: Any, text: str) -> None:
@@ -53,25 +49,18 @@ async def judged(bench: Any, run_id: str, tree: str = "tree-0") -> values.TreeSt
 async def test_a_tree_is_built_by_keys_alone(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"])
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await read(page)
-        await page.keyboard.press("1")
-        await page.keyboard.press("ArrowDown")
-        await page.keyboard.press("r")
-        await page.keyboard.press("n")
+        await press_keys(page, "1", "ArrowDown", "r", "n")
         await page.keyboard.type("a note")
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "Escape", "Control+Enter")
         await page.get_by_text("Submitted: “hypothesis 0”").wait_for()
         await page.keyboard.press("g")
         first = (await judged(at, run_id)).nodes[0].accepted[0].text
         await shown(page, first)
         assert await page.get_by_role("treeitem", selected=True).first.inner_text() != ""
         await read(page)
-        await page.keyboard.press("2")
-        await page.keyboard.press("l")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "2", "l", "Control+Enter")
         await page.get_by_text(f"Submitted: “{first}”").wait_for()
         await page.keyboard.press("g")
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
@@ -91,8 +80,7 @@ async def test_a_tree_is_built_by_keys_alone(bench: Any) -> None:
 async def test_a_tree_is_built_by_mouse_alone(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         third = page.get_by_role("button", name="Accept candidate 3")
         await third.click()
         assert await third.get_attribute("aria-pressed") == "true"
@@ -113,8 +101,7 @@ async def test_a_tree_is_built_by_mouse_alone(bench: Any) -> None:
 async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"])
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("/")
         await page.keyboard.type("what follows on the way")
         await page.get_by_role("button", name="Write as an intermediate conclusion").press("Enter")
@@ -125,8 +112,7 @@ async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(
         await page.get_by_role("tree").get_by_text("written by ann").wait_for()
         await page.keyboard.press("g")
         await shown(page, "what follows on the way")
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "1", "Control+Enter")
         await page.get_by_text("Submitted: “what follows on the way”").wait_for()
         await page.keyboard.press("g")
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
@@ -139,19 +125,16 @@ async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(
 async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await read(page)
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "1", "Control+Enter")
         await page.get_by_text("Submitted: “hypothesis 0”").wait_for()
         await page.keyboard.press("g")
         await page.get_by_text("The run goes on.").wait_for()
         await page.keyboard.press("o")
         await page.get_by_role("button", name="Reopen: hypothesis 0").press("Enter")
         await page.get_by_text("You are changing your answer").wait_for()
-        for key in ("2", "/", *"so it is"):
-            await page.keyboard.press(key)
+        await press_keys(page, "2", "/", *"so it is")
         await page.get_by_role("button", name="Write as an intermediate conclusion").press("Enter")
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("Changed. Pairs and exports follow").wait_for()
@@ -174,8 +157,7 @@ async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(
 async def test_what_was_ticked_survives_a_reload_and_an_answer_can_be_taken_back(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("2")
         release = await held(page, "**/tree?hypothesis=tree-0")
         await page.reload()
@@ -216,8 +198,7 @@ async def test_a_key_acts_once_and_only_on_what_is_in_sight(bench: Any) -> None:
         assert await answers() == [1, 0]
         await page.keyboard.press("o")
         await page.get_by_role("button", name="Reopen: hypothesis 0").wait_for()
-        for key in ("1", "Control+Enter", "Escape"):
-            await page.keyboard.press(key)
+        await press_keys(page, "1", "Control+Enter", "Escape")
         await page.wait_for_timeout(300)
         assert await page.locator(".candidates [aria-pressed=true]").count() == 0
         assert await answers() == [1, 0]
@@ -233,8 +214,7 @@ async def test_a_key_acts_once_and_only_on_what_is_in_sight(bench: Any) -> None:
 
         await page.route("**/api/undo", late)
         await page.get_by_role("button", name="Undo").wait_for()
-        await page.keyboard.press("u")
-        await page.keyboard.press("u")
+        await press_keys(page, "u", "u")
         await shown(page, "hypothesis 1")
         assert (len(sent), await answers()) == (1, [1, 0])
 
@@ -242,11 +222,9 @@ async def test_a_key_acts_once_and_only_on_what_is_in_sight(bench: Any) -> None:
 async def test_nothing_below_the_line_counts_as_read(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], k=12, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await read(page, 6)
-        for key in ("ArrowDown", "ArrowDown", "s"):
-            await page.keyboard.press(key)
+        await press_keys(page, "ArrowDown", "ArrowDown", "s")
         await page.get_by_text("9 of 12 not seen").wait_for()
         await not_explainable(page, 3)
         await page.keyboard.press("Control+Enter")
@@ -259,12 +237,9 @@ async def test_two_people_disagree_and_a_third_decides(bench: Any) -> None:
     async with bench(overlap=2, policy="adjudicate") as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         for name, key in (("ann", "1"), ("bob", "2")):
-            page = await at.window(name)
-            await shown(page, "hypothesis 0")
+            page = await at.window(name, shows="hypothesis 0")
             await read(page)
-            await page.keyboard.press(key)
-            await page.keyboard.press("Control+Enter")
-            await page.get_by_text("Submitted").wait_for()
+            await submitted(page, key)
         late, lead = [await at.window(name, "adjudicator") for name in ("late", "lead")]
         for window in (late, lead):
             await window.get_by_role("link", name="Lead").click()
@@ -334,8 +309,7 @@ async def test_people_qualify_first_and_a_lead_sees_what_they_got_wrong(bench: A
 async def test_a_sampler_that_is_restarted_loses_no_answer(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         restarting = asyncio.create_task(at.restart_sampler())
         await page.keyboard.press("Control+Enter")
@@ -366,13 +340,11 @@ async def test_a_new_task_appears_by_itself_after_a_refused_stream_and_takes_key
 async def test_a_node_that_is_open_is_ranked_again_by_a_new_encoder(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 1"], k=8, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 1")
+        page = await at.window("ann", shows="hypothesis 1")
         [before] = [task.task async for task in at.people.list_tasks(run_id)]
         after = [premise_id for premise_id, _, _ in nearest("hypothesis 1", 8, version="version-2")]
         kept = next(n for n, one in enumerate(before.candidates, 1) if one.premise.id in after)
-        await page.keyboard.press(str(kept))
-        await page.keyboard.press("n")
+        await press_keys(page, str(kept), "n")
         await page.keyboard.type("my note")
         await page.keyboard.press("Escape")
         at.world.index.stable = "version-2"
@@ -393,15 +365,12 @@ async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: A
     async with bench(max_grade=3.0) as at:
         roots = [("tree-0", "hypothesis 0", "What floats?", "ice")]
         run = await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.get_by_text("What floats?").wait_for()
         await read(page)
-        for key in ("1", "ArrowDown", "i", "b"):
-            await page.keyboard.press(key)
+        await press_keys(page, "1", "ArrowDown", "i", "b")
         await page.get_by_role("spinbutton", name="grade").fill("2.5")
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("4")
+        await press_keys(page, "Escape", "4")
         for text in ("1", ""):
             await page.get_by_role("spinbutton", name="grade").nth(1).fill(text)
         marked = page.locator(".chip")
@@ -409,8 +378,7 @@ async def test_remarks_and_grades_are_kept_and_the_question_is_in_sight(bench: A
         await page.reload()
         await shown(page, "hypothesis 0")
         assert await marked.count() == 2
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Submitted").wait_for()
+        await submitted(page)
         [task] = [one async for one in at.people.list_tasks(run.id)]
         said = [(one.judgement.name, one.remark.name, one.grade) for one in task.answers[0].verdicts]
         assert said == [

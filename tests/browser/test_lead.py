@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from browser.conftest import press_keys
 from browser.test_sight import held
 
 from aeenc.oracle import EXPLAINS, REFUSES, Answer, Verdict
@@ -167,24 +168,21 @@ async def test_disputes_are_decided_by_keys_alone_and_again_until_they_stand(ben
         assert await second.locator("tr[data-premise]:focus").count() == 1, "the next one"
         await page.keyboard.press("Control+Enter")
         assert await second.count() == 1, "it is not decided as a whole"
-        await page.keyboard.press("ArrowUp")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "ArrowUp", "Control+Enter")
         await first.wait_for(state="detached")
         assert await decided(0) == ["EXPLAINS leaf", "DOES_NOT_EXPLAIN"]
 
         await page.keyboard.press("u")
         await first.get_by_text("What you have decided stands until you decide again").wait_for()
         assert await first.get_by_role("button", pressed=True).all_inner_texts() == ["Leaf", "Refuse"]
-        for key in ("ArrowDown", "ArrowDown", "x", "ArrowUp", "Control+Enter"):
-            await page.keyboard.press(key)
+        await press_keys(page, "ArrowDown", "ArrowDown", "x", "ArrowUp", "Control+Enter")
         await first.wait_for(state="detached")
         assert await decided(0) == ["EXPLAINS leaf", "ABSTAIN"]
 
         await page.evaluate("localStorage.setItem('aeenc.keys', 'off')")
         await page.keyboard.press("ArrowDown")
         await framed.wait_for()
-        await page.keyboard.press("a")
-        await page.keyboard.press("u")
+        await press_keys(page, "a", "u")
         assert await page.get_by_role("button", pressed=True).count() == 0
         assert await first.count() == 0
 
@@ -215,8 +213,7 @@ async def test_each_person_is_set_beside_what_was_decided(bench: Any) -> None:
         people = page.get_by_role("region", name="People")
         await people.get_by_role("cell", name="ann", exact=True).wait_for()
         assert await people.get_by_text(" of ").count() == 0, "nothing is decided yet"
-        for key in ("ArrowDown", "a", "r", "Control+Enter"):
-            await page.keyboard.press(key)
+        await press_keys(page, "ArrowDown", "a", "r", "Control+Enter")
         for name, share in (("ann", "2 of 2"), ("bob", "0 of 2")):
             await people.get_by_role("row").filter(has_text=name).get_by_role("cell", name=share).wait_for()
 

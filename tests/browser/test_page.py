@@ -18,9 +18,9 @@ import httpx
 import pytest
 from aeenc_workbench.__main__ import DRAIN_S, main
 from aeenc_workbench.sign_in import Links, Person
-from browser.conftest import free_port, started
+from browser.conftest import free_port, shown, started, submitted
 from browser.test_annotate import not_explainable
-from browser.test_sight import held, shown, submitted
+from browser.test_sight import held
 from browser.test_trees import answered, children
 
 from services.launcher.fleet import Fleet, Options
@@ -145,8 +145,7 @@ async def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
 async def test_the_page_is_soon_ready(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await page.get_by_role("heading", level=1).filter(has_text="hypothesis 0").wait_for()
+        page = await at.window("ann", shows="hypothesis 0")
         took = []
         for _ in range(5):
             begun = time.monotonic()
@@ -177,8 +176,7 @@ async def test_an_address_that_changes_while_the_page_starts_is_the_view_that_op
 async def test_who_leaves_while_an_answer_is_sent_holds_no_task_that_they_do_not_see(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await not_explainable(page)
         release = await held(page, "**/api/answer")
         await page.keyboard.press("Control+Enter")
@@ -245,8 +243,7 @@ async def test_who_opens_another_node_while_the_held_task_is_asked_for_is_told_o
         [lease] = await at.people.lease("ann", run_id=run_id)
         await at.people.submit(lease, [one.premise.id for one in lease.task.candidates[:2]])
         first, second = await children(at, run_id, 2)
-        page = await at.window("ann")
-        await shown(page, first)
+        page = await at.window("ann", shows=first)
         await page.keyboard.press("2")
         await page.get_by_role("link", name="Playground").click()
         await page.get_by_role("heading", name="Playground").wait_for()

@@ -22,7 +22,7 @@ from aeenc_workbench.app import make_app
 from aeenc_workbench.events import Events
 from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links, Person, Sessions
-from browser.conftest import free_port, started
+from browser.conftest import free_port, press_keys, started, submitted
 
 from aeenc import values
 from services.sampler.__main__ import build
@@ -41,21 +41,14 @@ async def test_scripts_in_hypotheses_premises_names_and_notes_do_not_run(bench: 
         at.world.index.suffix = f" {PAYLOAD}"
         await at.run([f"hypothesis {PAYLOAD}"], max_depth=0)
         name = f"ann {PAYLOAD}"
-        page = await at.window(name)
-        await page.get_by_role("heading", level=1).filter(has_text="onerror").wait_for()
+        page = await at.window(name, shows="onerror")
         await page.keyboard.press("n")
         await page.keyboard.type(PAYLOAD)
         await page.locator(".gutter.seen").nth(3).wait_for()  # so that there is something to disagree about
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Submitted").wait_for()
-        other = await at.window("bob")
-        await other.get_by_role("heading", level=1).filter(has_text="onerror").wait_for()
+        await submitted(page, "Escape", "1")
+        other = await at.window("bob", shows="onerror")
         await other.locator(".gutter.seen").nth(3).wait_for()
-        await other.keyboard.press("2")
-        await other.keyboard.press("Control+Enter")
-        await other.get_by_text("Submitted").wait_for()
+        await submitted(other, "2")
         lead = await at.window("lead", "adjudicator")
         await lead.get_by_role("link", name="Lead").click()
         await lead.get_by_role("button", name="Decide").wait_for()
@@ -79,6 +72,8 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
                 for used in (link, f"{at.url}/sign-in?link=made-up"):
                     refused = await another.post(used)
                     assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
+                    assert "ask whoever has sent it for a new one" in refused.text
+                    assert "workbench.css" in refused.text
             me = (await http.get(f"{at.url}/api/me")).json()
             assert (me["name"], me["role"]) == ("ann", "annotator")
             forged = await http.post(f"{at.url}/api/lease", json={})
@@ -107,12 +102,10 @@ async def test_a_session_cookie_is_strict_and_a_link_signs_in_once(bench: Any) -
 async def test_a_person_signs_out_and_a_session_that_ends_offers_the_way_in(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await page.get_by_role("heading", level=1).filter(has_text="hypothesis 0").wait_for()
+        page = await at.window("ann", shows="hypothesis 0")
         ended = {"status": 401, "body": json.dumps({"detail": "nobody is signed in", "reason": "OIDC"})}
         await page.route("**/api/answer", lambda route: route.fulfill(**ended), times=1)
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "1", "Control+Enter")
         await page.get_by_role("link", name="Sign in").wait_for()
         await page.reload()
         copied = {one["name"]: one["value"] for one in await page.context.cookies()}
@@ -181,15 +174,6 @@ async def test_whoever_is_cancelled_while_the_streams_end_hears_of_it() -> None:
     stopping = asyncio.ensure_future(events.stop())
     with pytest.raises(asyncio.CancelledError):
         await stopping
-
-
-async def test_a_stream_of_events_ends_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aeenc_workbench.events.BEAT_S", 0.01)
-    alive = [True]
-    events = Events(cast("Any", None)).stream(lambda: alive[0])
-    assert [await anext(events) for _ in range(2)] == [b"retry: 1000\n\n", b": still here\n\n"]
-    alive[0] = False
-    assert [one async for one in events] == []
 
 
 def test_a_full_disk_leaves_sessions_and_members_as_they_were(tmp_path: Path) -> None:
@@ -280,17 +264,13 @@ async def test_a_bug_is_told_without_its_text(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_one_command_signs_everybody_out_and_other_sites_sign_nobody_in(tmp_path: Path) -> None:
-    links = Links(tmp_path)
-    app = make_app(links, sampler="127.0.0.1:1", index="127.0.0.1:1", trainer="127.0.0.1:1")
-    at = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
-    async with app.router.lifespan_context(app), at as http:
-        link = f"/sign-in?link={links.make(Person('ann'))}"
-        assert (await http.post(link, headers={"sec-fetch-site": "cross-site"})).status_code == 403
-        assert (await http.post(link)).status_code == 303
-        assert (await http.get("/api/me")).status_code == 200
+    async with alone(tmp_path) as (_, http):
         main(["--sign-out-everybody", "--state-dir", str(tmp_path)])
         assert (await http.get("/api/me")).status_code == 401
-        assert (await http.post(f"/sign-in?link={links.make(Person('ann'))}")).status_code == 303
+        link = f"/sign-in?link={Links(tmp_path).make(Person('ann'))}"
+        assert (await http.post(link, headers={"sec-fetch-site": "cross-site"})).status_code == 403
+        assert (await http.get("/api/me")).status_code == 401
+        assert (await http.post(link)).status_code == 303
         assert (await http.get("/api/me")).status_code == 200
 
 
@@ -420,41 +400,13 @@ async def test_the_next_person_at_a_browser_sees_and_sends_nothing_of_the_last(b
             assert await second.get_attribute("aria-pressed") == ticked
             if name == "bob":
                 await page.keyboard.press("1")
-            await page.keyboard.press("Control+Enter")
-            await page.get_by_text("Submitted").wait_for()
+            await submitted(page)
         [task] = [one async for one in at.people.list_tasks(run_id)]
         accepted = {
             one.annotator: [n for n, v in enumerate(one.verdicts, 1) if v.judgement.name == "EXPLAINS"]
             for one in task.answers
         }
         assert accepted == {"bob": [1], "ann": [2]}
-
-
-@needs_axe
-async def test_no_view_has_a_fault_of_accessibility(bench: Any) -> None:
-    async with bench() as at:
-        await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
-        page = await at.window("ann", "adjudicator")
-        await page.get_by_role("heading", level=1).filter(has_text="hypothesis").wait_for()
-        await page.keyboard.press("1")
-        faults = {"annotate": await findings(page)}
-        await page.keyboard.press("/")
-        await page.keyboard.press("?")
-        faults["search"] = await findings(page)
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Submitted").wait_for()
-        await page.keyboard.press("o")
-        await page.get_by_role("button", name="Reopen: hypothesis").first.click()
-        await page.get_by_role("button", name="Save the change").wait_for()
-        faults["reopened"] = await findings(page)
-        await page.emulate_media(color_scheme="dark")
-        faults["dark"] = await findings(page)
-        for view in ("Lead", "Playground"):
-            await page.get_by_role("link", name=view).click()
-            await page.get_by_role("heading", level=1).wait_for()
-            faults[view] = await findings(page)
-        assert not any(faults.values()), faults
 
 
 async def findings(page: Any) -> list[str]:
@@ -469,9 +421,7 @@ async def test_a_lease_that_is_over_is_said_and_the_answer_still_counts(bench: A
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         page = await at.window("ann")
         await page.get_by_text("the lease is over; submit anyway").wait_for()
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Submitted").wait_for()
+        await submitted(page, "1")
         [task] = [one async for one in at.people.list_tasks(run_id)]
         assert [one.late for one in task.answers] == [True]
 
@@ -479,8 +429,7 @@ async def test_a_lease_that_is_over_is_said_and_the_answer_still_counts(bench: A
 async def test_a_slow_network_and_a_proxy_without_workbench_double_no_answer(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await page.get_by_role("heading", level=1).filter(has_text="hypothesis 0").wait_for()
+        page = await at.window("ann", shows="hypothesis 0")
 
         async def late(route: Any) -> None:
             await asyncio.sleep(1.5)

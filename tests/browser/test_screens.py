@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.conftest import press_keys, submitted
 
 from aeenc.trees import Dataset
 from aeenc.v1 import index_pb2, types_pb2
@@ -110,11 +111,9 @@ async def picture(page: Any, name: str) -> None:
 async def test_every_view_shows_what_people_judge(bench: Any) -> None:
     async with bench(SampleIndex(), overlap=2, policy="adjudicate") as at:
         await at.run(["a mirror reflects the light from a face", "an umbrella casts a shadow on a sunny day"], k=9)
-        page = await at.window("ann")
-        await page.get_by_role("heading", level=1).filter(has_text="mirror").wait_for()
+        page = await at.window("ann", shows="mirror")
         await page.locator(".gutter.seen").nth(8).wait_for()
-        for key in ("1", "ArrowDown", "x", "3"):
-            await page.keyboard.press(key)
+        await press_keys(page, "1", "ArrowDown", "x", "3")
         assert await page.locator(".tree .growing").count() == 2
         await picture(page, "annotate")
         await page.keyboard.press("/")
@@ -127,13 +126,9 @@ async def test_every_view_shows_what_people_judge(bench: Any) -> None:
         await picture(page, "search")
         await page.get_by_role("button", name="Submit").click()
         await page.get_by_text("Submitted").wait_for()
-        other = await at.window("bob")
-        await other.get_by_role("heading", level=1).filter(has_text="mirror").wait_for()
+        other = await at.window("bob", shows="mirror")
         await other.locator(".gutter.seen").nth(5).wait_for()
-        await other.keyboard.press("1")
-        await other.keyboard.press("2")
-        await other.keyboard.press("Control+Enter")
-        await other.get_by_text("Submitted").wait_for()
+        await submitted(other, "1", "2")
         lead = await at.window("lead", "adjudicator")
         await lead.get_by_role("link", name="Lead").click()
         await lead.get_by_role("button", name="Decide").wait_for()

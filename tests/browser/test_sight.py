@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from browser.conftest import press_keys, shown, submitted
 
 from aeenc import values
 from support.waiting import eventually
@@ -19,16 +20,6 @@ pytestmark = pytest.mark.browser
 ANSWERS, LONGEST_S = 12, 75.0  # of a walk; `make bench NAME=workbench ARGS='--only walks'` is the long form
 KEYS = 6
 ROWS = '[aria-label^="Candidates"] > li'
-
-
-async def shown(page: Any, query: str) -> None:
-    """Waits until a task asks this."""
-    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
-
-
-async def submitted(page: Any) -> None:
-    await page.keyboard.press("Control+Enter")
-    await page.get_by_text("Submitted").wait_for()
 
 
 async def judgements(bench: Any, run_id: str, task: int = 0) -> list[str]:
@@ -53,8 +44,7 @@ async def held(page: Any, *paths: str, of: Callable[[Any], bool] = lambda _: Tru
 async def test_a_new_task_opens_at_its_hypothesis(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         await at.run(["hypothesis 0", "hypothesis 1"], k=50, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         await page.mouse.move(800, 400)
         await page.mouse.wheel(0, 900)
@@ -95,8 +85,7 @@ async def test_what_was_not_in_sight_for_a_second_is_unseen(bench: Any) -> None:
 async def test_a_row_behind_the_bar_a_tab_behind_another_and_a_dialog_hide(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.evaluate("""() => {
             Object.defineProperty(document, "visibilityState", { get: () => window.behind ? "hidden" : "visible" });
             window.behind = true;
@@ -214,8 +203,7 @@ async def test_a_text_taller_than_the_window_is_read_line_by_line(bench: Any) ->
 async def test_an_empty_answer_is_asked_about_and_two_clicks_send_one(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1", "hypothesis 2"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         await page.set_viewport_size({"width": 1280, "height": 420})  # the bar stays where it is
         submit = page.get_by_role("button", name="Submit")
@@ -266,8 +254,7 @@ async def test_a_second_press_on_submit_neither_judges_nor_answers_what_came_und
 async def test_the_question_keeps_the_focus_where_its_person_has_moved_it(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.locator(".gutter.seen").nth(3).wait_for()
         await page.keyboard.press("Control+Enter")
         await page.get_by_role("alertdialog", name="Nothing is accepted").wait_for()
@@ -293,8 +280,7 @@ async def test_no_row_moves_when_the_page_tells_what_became_of_the_last_answer(b
             await route.continue_()
 
         await page.route("**/tree?hypothesis=tree-0", late)
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "1", "Control+Enter")
         await shown(page, "hypothesis 1")
         await page.get_by_text("Submitted").wait_for()
 
@@ -323,50 +309,34 @@ async def test_the_framed_row_is_wholly_in_sight_after_each_of_200_keys(bench: A
             assert min(above, below) > -1, f"key {count}, {key}: {above:.0f} above, {below:.0f} below"
 
 
-async def test_a_digit_moves_the_frame_and_a_letter_goes_to_the_next_row(bench: Any) -> None:
-    async with bench() as at:
-        run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.locator(".gutter.seen").nth(8).wait_for()
-        for key in ("6", "l", "a"):
-            await page.keyboard.press(key)
-        await submitted(page)
-        [task] = [one async for one in at.people.list_tasks(run_id)]
-        accepted = [
-            (n, one.leaf) for n, one in enumerate(task.answers[0].verdicts, 1) if one.judgement.name == "EXPLAINS"
-        ]
-        assert accepted == [(6, True), (7, False)]
-
-
-@pytest.mark.parametrize(("gold", "leaf"), [((1, 2), False), ((3, 7), False), ((8, 9), True)])
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ("12", {1: False, 2: False}),
+        ("37", {3: False, 7: False}),
+        ("8l9l", {8: True, 9: True}),
+        ("6la", {6: True, 7: False}),  # a digit moves the frame, and a letter goes to the next row
+    ],
+)
 async def test_nine_candidates_with_two_gold_take_at_most_six_keys(
-    bench: Any, gold: tuple[int, int], leaf: bool
+    bench: Any, keys: str, gold: dict[int, bool]
 ) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.evaluate("""() => {
-            window.keys = 0;
-            addEventListener("keydown", ({ key }) => { window.keys += key === "Control" ? 0 : 1; }, true);
-        }""")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.locator(".gutter.seen").nth(8).wait_for()
-        for number in gold:
-            for key in (str(number), *["l"] * leaf):
-                await page.keyboard.press(key)
-        await submitted(page)
-        assert await page.evaluate("window.keys") <= KEYS
+        assert len(keys) + 1 <= KEYS, "and Control+Enter"
+        await submitted(page, *keys)
         [task] = [one async for one in at.people.list_tasks(run_id)]
-        said = [(one.judgement.name, one.leaf) for one in task.answers[0].verdicts]
-        assert said == [("EXPLAINS", leaf) if n in gold else ("DOES_NOT_EXPLAIN", False) for n in range(1, 10)]
+        said = {n: one.leaf for n, one in enumerate(task.answers[0].verdicts, 1) if one.judgement.name == "EXPLAINS"}
+        assert said == gold
+        assert {one.judgement.name for one in task.answers[0].verdicts} == {"EXPLAINS", "DOES_NOT_EXPLAIN"}
 
 
 async def test_a_row_does_not_grow_under_the_mouse_or_in_the_frame(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], k=9, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.get_by_text("unread").first.wait_for(state="detached")
 
         async def boxes() -> list[Any]:
@@ -383,8 +353,7 @@ async def test_the_tree_of_the_last_task_never_stands_beside_the_next(bench: Any
     async with bench() as at:
         roots = [(f"tree-{n}", f"hypothesis {n}", f"question {n}", f"answer {n}") for n in (0, 1)]
         await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.get_by_text("question 0").wait_for()
         release = await held(page, "**/tree?hypothesis=tree-0")
         await page.keyboard.press("1")
@@ -403,12 +372,10 @@ async def test_the_tree_of_the_last_task_never_stands_beside_the_next(bench: Any
 async def test_what_is_judged_is_frozen_while_it_is_sent(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         release = await held(page, "**/api/answer")
-        await page.keyboard.press("Control+Enter")
-        await page.keyboard.press("2")
+        await press_keys(page, "Control+Enter", "2")
         await page.locator(ROWS).nth(2).click(force=True)
         assert await page.locator('.candidates [aria-pressed="true"]').count() == 1
         await page.get_by_role("button", name="Sending").wait_for()
@@ -420,8 +387,7 @@ async def test_what_is_judged_is_frozen_while_it_is_sent(bench: Any) -> None:
 async def test_a_renewal_that_the_answer_overtook_is_no_error(bench: Any) -> None:
     async with bench(first_lease_s=15.0, min_lease_s=15.0, undo_s=0.0) as at:
         await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         release = await held(page, "**/api/renew")
         async with page.expect_request("**/api/renew"):
@@ -438,10 +404,8 @@ async def test_a_renewal_that_the_answer_overtook_is_no_error(bench: Any) -> Non
 async def test_the_page_says_what_becomes_of_an_answer(bench: Any) -> None:
     async with bench(overlap=2, policy="adjudicate", undo_s=2.0) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.keyboard.press("1")
-        await submitted(page)
+        page = await at.window("ann", shows="hypothesis 0")
+        await submitted(page, "1")
         await page.get_by_text("One more person answers it before the tree grows.").wait_for()
         assert await page.get_by_role("button", name="Go on now").count() == 0
         await page.keyboard.press("g")
@@ -456,8 +420,7 @@ async def test_the_page_says_what_becomes_of_an_answer(bench: Any) -> None:
 async def test_a_panel_opens_where_one_looks(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], k=50, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.mouse.move(800, 400)
         for key, name in (("/", "Search the corpus"), ("?", "Guideline"), ("o", "answers")):
             await page.mouse.wheel(0, 900)

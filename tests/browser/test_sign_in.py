@@ -19,10 +19,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+import uvicorn
+from aeenc_workbench.app import make_app
+from aeenc_workbench.oidc import Oidc, Provider
 from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links, Person, Sessions
 from browser.test_annotate import POST
+from joserfc import jwt
+from joserfc.jwk import RSAKey
 from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, RedirectResponse
+from starlette.routing import Route
 
 from aeenc import errors
 from aeenc.errors import FailedPrecondition
@@ -46,10 +54,6 @@ class SmallProvider:
     codes: dict[str, tuple[str, str]] = field(default_factory=dict)  # code -> nonce, challenge
 
     def app(self) -> Any:
-        from starlette.applications import Starlette
-        from starlette.responses import JSONResponse, RedirectResponse
-        from starlette.routing import Route
-
         async def metadata(_: Any) -> Any:
             places = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "jwks"}
             whole = {"issuer": self.issuer, **{k: f"{self.issuer}/{v}" for k, v in places.items()}}
@@ -64,8 +68,6 @@ class SmallProvider:
             return RedirectResponse(f"{asked['redirect_uri']}?code={code}&state={asked['state']}", 303)
 
         async def token(request: Any) -> Any:
-            from joserfc import jwt
-
             sent = {name: one[0] for name, one in parse_qs((await request.body()).decode()).items()}
             basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
             nonce, challenge = self.codes.pop(sent["code"])
@@ -89,13 +91,6 @@ class SmallProvider:
 @asynccontextmanager
 async def provided(folder: Path, **claims: Any) -> AsyncIterator[tuple[SmallProvider, Any]]:
     """A provider, and a browser's client of a workbench that knows it."""
-    import httpx
-    import uvicorn
-    from aeenc_workbench.app import make_app
-    from aeenc_workbench.oidc import Oidc, Provider
-    from aeenc_workbench.sign_in import Links
-    from joserfc.jwk import RSAKey
-
     port = free_port(set())
     issuer = f"http://127.0.0.1:{port}"
     there = SmallProvider(
@@ -118,8 +113,6 @@ async def provided(folder: Path, **claims: Any) -> AsyncIterator[tuple[SmallProv
 
 async def sign_in(browser: Any) -> Any:
     """Goes where the workbench and the provider send a browser; returns the workbench's last answer."""
-    import httpx
-
     begun = await browser.get("/oidc/sign-in")
     assert begun.status_code == 303
     async with httpx.AsyncClient() as other:
@@ -133,23 +126,18 @@ async def test_somebody_signs_in_by_their_organisation_and_out_for_good(tmp_path
     async with provided(tmp_path) as (_, browser):
         refused = await browser.get("/api/me")
         assert (refused.status_code, refused.json()["reason"]) == (401, "OIDC")
+        attempt = (await browser.get("/oidc/sign-in")).headers["set-cookie"].lower()
+        assert all(word in attempt for word in ("httponly", "samesite=lax", "path=/oidc", "max-age=600"))
         ended = await sign_in(browser)
         assert (ended.status_code, ended.headers["location"]) == (303, "/")
+        [session] = [one for one in ended.headers.get_list("set-cookie") if "aeenc_workbench=" in one]
+        assert "samesite=strict" in session.lower()
         me = (await browser.get("/api/me")).json()
         assert (me["name"], me["role"]) == ("ann", "adjudicator")
         copied = dict(browser.cookies)
         assert (await browser.post("/sign-out", headers={"x-csrf-token": me["csrf"]})).status_code == 204
         browser.cookies.update(copied)
         assert (await browser.get("/api/me")).status_code == 401, "a copied cookie outlives the session"
-
-
-async def test_the_attempts_cookie_is_lax_and_the_sessions_strict(tmp_path: Path) -> None:
-    async with provided(tmp_path) as (_, browser):
-        begun = await browser.get("/oidc/sign-in")
-        attempt = begun.headers["set-cookie"].lower()
-        assert all(word in attempt for word in ("httponly", "samesite=lax", "path=/oidc", "max-age=600"))
-        session = [one for one in (await sign_in(browser)).headers.get_list("set-cookie") if "aeenc_workbench=" in one]
-        assert "samesite=strict" in session[0].lower()
 
 
 @pytest.mark.parametrize(
@@ -190,8 +178,6 @@ async def test_claims_that_do_not_hold_sign_nobody_in(tmp_path: Path, spoiled: d
     ],
 )
 def test_roles_are_found_within_a_claim(claims: dict[str, Any], name: str, role: str | None) -> None:
-    from aeenc_workbench.oidc import Provider
-
     provider = Provider("", CLIENT, SECRET, URL, {"people": "annotator", "leads": "adjudicator"}, roles_claim=name)
     try:
         found = provider.person({"preferred_username": "ann", **claims}).role
@@ -201,8 +187,6 @@ def test_roles_are_found_within_a_claim(claims: dict[str, Any], name: str, role:
 
 
 async def test_a_token_of_another_key_signs_nobody_in(tmp_path: Path) -> None:
-    from joserfc.jwk import RSAKey
-
     async with provided(tmp_path) as (there, browser):
         there.signs_with = RSAKey.generate_key(2048)
         assert (await sign_in(browser)).status_code == 401

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.test_annotate import read, shown
+from browser.conftest import press_keys, shown, submitted
+from browser.test_annotate import read
 from browser.test_safety import findings, needs_axe
-from browser.test_sight import ROWS, held, submitted
+from browser.test_sight import ROWS, held
 
 from aeenc.oracle import ABSTAINS, EXPLAINS, IRRELEVANT, REFUSES, UNSEEN, Answer, Verdict
 from aeenc.trees import Dataset
@@ -25,10 +26,16 @@ async def answered(page: Any, query: str, *keys: str) -> None:
     """Answers the task that asks this, and lets the run go on with it."""
     await shown(page, query)
     await read(page)
-    for key in (*keys, "Control+Enter"):
-        await page.keyboard.press(key)
+    await press_keys(page, *keys, "Control+Enter")
     await page.get_by_text(f"Submitted: “{query}”").wait_for()
     await page.keyboard.press("g")
+
+
+async def reopened(page: Any) -> None:
+    """Opens the answer on hypothesis 0 to change it."""
+    await page.keyboard.press("o")
+    await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+    await shown(page, "hypothesis 0")
 
 
 async def children(bench: Any, run_id: str, count: int) -> list[str]:
@@ -119,26 +126,20 @@ async def test_an_earlier_answer_is_changed_in_the_view_in_which_it_was_given(be
         await at.people.submit(
             lease, Answer(given, additions=[added], written=["not in the corpus"], note="first"), seen_upto=3
         )
-        page = await at.window("ann")
-        await shown(page, "hypothesis 1")
+        page = await at.window("ann", shows="hypothesis 1")
         holders = (await at.people.get_tree(run_id, "tree-1")).nodes[0].holders
-        await page.keyboard.press("o")
-        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
+        await reopened(page)
         await page.get_by_text("You are changing your answer of").wait_for()
-        await shown(page, "hypothesis 0")
         assert await page.get_by_role("tree").locator("[aria-current]").inner_text() != "", "its tree stands beside it"
         rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
         assert await rows.nth(0).get_by_role("button", name="Accept").get_attribute("aria-pressed") == "true"
         assert await rows.nth(1).locator(".chip").inner_text() == "abstained"
         assert await page.get_by_label("Note").input_value() == "first"
         assert await page.get_by_role("list", name="Added").get_by_role("listitem").count() == 2
-        await page.keyboard.press("4")
-        await page.keyboard.press("k")
+        await press_keys(page, "4", "k")
         await shown(page, "hypothesis 1")
         assert (await at.people.get_tree(run_id, "tree-1")).nodes[0].holders == holders, "what was held stays held"
-        await page.keyboard.press("o")
-        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
-        await shown(page, "hypothesis 0")
+        await reopened(page)
         await read(page)  # the addition above them, too
         for key in ("1", "2", "l"):  # 4 is ticked since the first time
             await page.keyboard.press(key)
@@ -188,8 +189,7 @@ async def test_an_answer_that_comes_after_its_dialog_was_closed_opens_nothing(be
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
         [lease] = await at.people.lease("ann", run_id=run_id, hypothesis_id="tree-0")
         await at.people.submit(lease, [lease.task.candidates[0].premise.id])
-        page = await at.window("ann")
-        await shown(page, "hypothesis 1")
+        page = await at.window("ann", shows="hypothesis 1")
         release = await held(page, "**/answers")
         await page.goto(f"{at.url}/#annotate/{run_id}/{lease.task.task_id}")
         await page.get_by_role("dialog", name="Your answers").wait_for()
@@ -212,9 +212,7 @@ async def test_a_change_of_an_earlier_answer_refuses_nothing_unseen_and_changes_
         page = await at.window("ann")
         for key, told in (("", "Nothing was changed"), ("2", "Changed.")):
             await page.get_by_text("Nothing waits for you").wait_for()
-            await page.keyboard.press("o")
-            await page.get_by_role("button", name="Reopen: hypothesis 0").click()
-            await shown(page, "hypothesis 0")
+            await reopened(page)
             await page.locator(".gutter.seen").nth(1).wait_for()  # a row unseen before is read now
             if key:
                 await page.keyboard.press(key)
@@ -255,11 +253,8 @@ async def test_a_refused_row_stays_refused_with_its_time_in_sight_when_another_r
         assert [before[one][0] for one in ids].count("DOES_NOT_EXPLAIN") == 27
         page = await at.window("ann")
         await page.get_by_text("Nothing waits for you").wait_for()
-        await page.keyboard.press("o")
-        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
-        await shown(page, "hypothesis 0")
-        await page.keyboard.press("2")
-        await page.keyboard.press("ArrowDown")
+        await reopened(page)
+        await press_keys(page, "2", "ArrowDown")
         await page.locator(".gutter.seen").nth(28).wait_for()  # the third row, too, is in sight for a second now
         await page.get_by_role("button", name="Save the change").click()
         await page.get_by_text("Changed.").wait_for()
@@ -281,9 +276,7 @@ async def test_a_row_that_was_accepted_at_a_glance_and_is_unticked_later_is_not_
         await at.people.submit(lease, accepted | {last: Verdict(ABSTAINS)})
         page = await at.window("ann")
         await page.get_by_text("Nothing waits for you").wait_for()
-        await page.keyboard.press("o")
-        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
-        await shown(page, "hypothesis 0")
+        await reopened(page)
         rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
         await rows.nth(28).get_by_role("button", name="Accept").click()
         await page.keyboard.press("Control+Enter")
@@ -317,8 +310,7 @@ async def test_an_addition_that_is_removed_at_a_glance_is_not_refused(bench: Any
 async def test_a_run_over_other_texts_under_the_same_ids_begins_unread(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         run_id = await at.run(["hypothesis 0"], k=4, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.locator(".gutter.seen").nth(3).wait_for()
         await at.sampler.cancel(run_id)
         at.world.index.suffix = " other"
@@ -331,16 +323,13 @@ async def test_a_run_over_other_texts_under_the_same_ids_begins_unread(bench: An
 async def test_undo_takes_back_only_what_was_answered_last_in_whichever_tab(bench: Any) -> None:
     async with bench(undo_s=20.0) as at:
         run_id = await at.run([f"hypothesis {n}" for n in range(3)], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.keyboard.press("1")
-        await submitted(page)
+        page = await at.window("ann", shows="hypothesis 0")
+        await submitted(page, "1")
         await shown(page, "hypothesis 1")
         other = await page.context.new_page()
         await other.goto(page.url)
         await shown(other, "hypothesis 1")
-        await other.keyboard.press("1")
-        await submitted(other)
+        await submitted(other, "1")
         await shown(other, "hypothesis 2")
         await page.keyboard.press("u")
         await page.get_by_text("nothing to undo").wait_for()
@@ -351,15 +340,11 @@ async def test_undo_takes_back_only_what_was_answered_last_in_whichever_tab(benc
 async def test_a_second_press_on_save_does_not_answer_the_task_that_was_held(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.keyboard.press("1")
-        await submitted(page)
+        page = await at.window("ann", shows="hypothesis 0")
+        await submitted(page, "1")
         await shown(page, "hypothesis 1")
         await page.keyboard.press("1")
-        await page.keyboard.press("o")
-        await page.get_by_role("button", name="Reopen: hypothesis 0").click()
-        await shown(page, "hypothesis 0")
+        await reopened(page)
         await page.keyboard.press("2")
         await page.wait_for_timeout(1100)
         await page.keyboard.press("Control+Enter")
@@ -374,8 +359,7 @@ async def test_a_second_press_on_save_does_not_answer_the_task_that_was_held(ben
 async def test_a_run_that_has_ended_holds_nobody(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await at.run(["hypothesis 1"], max_depth=0)
         await page.keyboard.press("1")
         await at.sampler.cancel(run_id)
@@ -429,8 +413,7 @@ async def test_a_newcomer_practises_on_a_gold_tree_and_nothing_is_recorded(bench
             wrong = gold.get_by_role("listitem").filter(has_text="not needed; you: accepted")
             assert await wrong.count() == len(set(accepted) - set(node["accepted"]))
             assert not await findings(page)
-            await page.keyboard.press("1")
-            await page.keyboard.press("Escape")
+            await press_keys(page, "1", "Escape")
             await gold.wait_for(state="detached")
         whole = page.get_by_role("region", name="Finished tree")
         drawn = await whole.get_by_role("treeitem").locator(".text").all_inner_texts()
@@ -460,8 +443,7 @@ async def test_what_is_added_in_practice_counts_and_is_neither_a_candidate_nor_w
         found = {text.partition("\n")[2].strip() or text for text in await hits.all_inner_texts()}
         assert not found & {root["text"], *root["candidates"]}
         await hits.first.get_by_role("button", name="Add").click()
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "Escape", "Control+Enter")
         gold = page.get_by_role("dialog", name="What the gold tree says")
         await gold.get_by_text("and accepted 1 that does not").wait_for()
 
@@ -475,8 +457,7 @@ async def test_an_answer_in_practice_is_taken_back_and_the_tree_begins_anew_with
         for ticks, again in ((0, "u"), (1, "reload")):
             await shown(page, root["text"])
             assert await ticked.count() == ticks, "an answer that was taken back is there to be changed"
-            await page.keyboard.press("25"[ticks])
-            await page.keyboard.press("Control+Enter")
+            await press_keys(page, "25"[ticks], "Control+Enter")
             await page.get_by_role("button", name="Go on").click()
             await shown(page, eats["text"])
             await (page.reload() if again == "reload" else page.keyboard.press(again))

@@ -6,13 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from aeenc_workbench.sign_in import Person
+from browser.conftest import press_keys, shown, submitted
 from browser.test_annotate import not_explainable, read
 from browser.test_lead import disputed
 from browser.test_safety import findings, needs_axe
-from browser.test_sight import ROWS, submitted
+from browser.test_sight import ROWS
 
 from support.waiting import eventually
 
@@ -26,8 +25,7 @@ async def test_a_late_answer_to_an_earlier_question_replaces_no_later_one(bench:
             [lease] = await at.people.lease("ann", run_id=run)
             await at.people.submit(lease, [lease.task.candidates[0].premise.id])
         await at.run(["hypothesis 2"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 2")
+        page = await at.window("ann", shows="hypothesis 2")
         free = asyncio.Event()
         hits = {"hits": [{"id": "hit", "text": "a hit", "score": 1}], "version": "v", "generation": "g"}
 
@@ -76,21 +74,18 @@ async def test_a_late_answer_to_an_earlier_question_replaces_no_later_one(bench:
 async def test_what_a_search_has_found_is_reached_by_arrows_and_the_frame_stays(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("/")
         await page.keyboard.type("fact")
         await page.keyboard.press("Enter")
         hits = page.get_by_role("region", name="Search the corpus").get_by_role("listitem")
         await hits.nth(1).wait_for()
         second = (await hits.nth(1).inner_text()).split("\n")[-1].removeprefix("Add").strip()
-        for key in ("ArrowDown", "ArrowDown", "Enter"):
-            await page.keyboard.press(key)
+        await press_keys(page, "ArrowDown", "ArrowDown", "Enter")
         added = page.get_by_role("list", name="Added").get_by_role("listitem")
         assert second in await added.inner_text()
         assert "focused" in await page.locator(".candidates:not(.added) > li").first.get_attribute("class")
-        for key in ("ArrowUp", "ArrowUp", "x"):
-            await page.keyboard.press(key)
+        await press_keys(page, "ArrowUp", "ArrowUp", "x")
         box = page.get_by_role("region", name="Search the corpus").get_by_role("textbox")
         assert await box.input_value() == "factx"
 
@@ -112,24 +107,6 @@ async def test_the_playground_names_the_way_and_what_only_one_of_two_finds(bench
         await left.get_by_role("listitem").filter(has_text="one").get_by_text("only here").wait_for()
         assert [await side.get_by_text("only here").count() for side in (left, right)] == [1, 0]
         assert (await left.get_by_title("q0").inner_text()).endswith(" ms, stable"), "its id is the title"
-
-
-async def test_an_old_link_leads_to_the_session_or_says_whom_to_ask(bench: Any) -> None:
-    async with bench() as at:
-        link = f"{at.url}/sign-in?link={at.links.make(Person('ann'))}"
-        async with httpx.AsyncClient(follow_redirects=True) as http:
-            assert (await http.post(link)).status_code == 200
-            again = await http.post(link)
-            assert (again.status_code, str(again.url).rstrip("/")) == (200, at.url), "the session goes on"
-        async with httpx.AsyncClient() as stranger:
-            refused = await stranger.post(link)
-        assert refused.status_code == 401
-        assert "ask whoever has sent it for a new one" in refused.text
-        assert "workbench.css" in refused.text
-
-
-async def shown(page: Any, query: str) -> None:
-    await page.get_by_role("heading", level=1).filter(has_text=query).wait_for()
 
 
 @needs_axe
@@ -155,6 +132,7 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
         await page.keyboard.type("fact")
         await page.keyboard.press("Enter")
         await page.get_by_role("button", name="Add", exact=True).first.click()
+        await look("search")
         await page.keyboard.press("Escape")
         await look("annotate")
         await page.keyboard.press("o")
@@ -184,8 +162,7 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
         await page.goto(f"{at.url}/?practice")
         await shown(page, "a fern")
         await look("practice")
-        await page.keyboard.press("3")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "3", "Control+Enter")
         await page.get_by_role("dialog", name="What the gold tree says").wait_for()
         await look("gold tree")
         assert not any(faults.values()), faults
@@ -195,8 +172,7 @@ async def test_no_view_scrolls_sideways_or_has_a_fault_of_accessibility(bench: A
 async def test_what_is_refused_is_said_in_the_terms_of_the_page(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         await at.run(["hypothesis 0", "hypothesis 1", "hypothesis 2"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("/")
         box = page.get_by_role("region", name="Search the corpus").get_by_role("textbox")
         await box.fill("x" * 6000)
@@ -210,8 +186,7 @@ async def test_what_is_refused_is_said_in_the_terms_of_the_page(bench: Any) -> N
         await other.goto(at.url)
         await shown(other, "hypothesis 0")
         for tab in (page, other):
-            await tab.keyboard.press("1")
-            await tab.keyboard.press("Control+Enter")
+            await press_keys(tab, "1", "Control+Enter")
             await shown(tab, "hypothesis 1" if tab is page else "hypothesis")
         told = other.get_by_role("alert")
         await told.get_by_text("This task was answered before, perhaps in another tab.").wait_for()
@@ -226,8 +201,7 @@ async def test_a_guideline_is_drawn_and_there_is_one_with_a_tree_without_any(ben
     for given in (str(file), None):
         async with bench(guideline=given) as at:
             await at.run(["hypothesis 0"], max_depth=0)
-            page = await at.window("ann")
-            await shown(page, "hypothesis 0")
+            page = await at.window("ann", shows="hypothesis 0")
             await page.get_by_role("button", name="Read the guideline first").click()
             guideline = page.get_by_role("dialog", name="Guideline")
             if given is None:
@@ -245,8 +219,7 @@ async def test_a_guideline_is_drawn_and_there_is_one_with_a_tree_without_any(ben
 async def test_a_key_that_cannot_rank_again_says_why_and_is_listed_only_while_it_can(bench: Any) -> None:
     async with bench(overlap=2) as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         for key, told in (("e", "No newer encoder was published"), ("?", "this page")):
             await page.keyboard.press(key)
             await page.get_by_text(told).wait_for()
@@ -260,8 +233,7 @@ async def test_a_key_that_cannot_rank_again_says_why_and_is_listed_only_while_it
             return bool(await page.get_by_text("others have begun this task, too").count())
 
         await eventually(told, 15)
-        await page.keyboard.press("1")
-        await page.keyboard.press("Control+Enter")
+        await press_keys(page, "1", "Control+Enter")
         await shown(page, "hypothesis 1")
         await page.get_by_text("A newer encoder was published").wait_for()
         await page.keyboard.press("?")
@@ -271,10 +243,8 @@ async def test_a_key_that_cannot_rank_again_says_why_and_is_listed_only_while_it
 async def test_undo_outlives_a_reload_and_clear_can_be_taken_back(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.keyboard.press("2")
-        await page.keyboard.press("n")
+        page = await at.window("ann", shows="hypothesis 0")
+        await press_keys(page, "2", "n")
         await page.keyboard.type("my note")
         note = page.get_by_label("Note")
         await page.get_by_role("button", name="Clear").click()
@@ -285,16 +255,14 @@ async def test_undo_outlives_a_reload_and_clear_can_be_taken_back(bench: Any) ->
             "my note",
             1,
         )
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Submitted").wait_for()
+        await submitted(page)
         await page.reload()
         await page.get_by_role("button", name="Undo").wait_for()
         await page.keyboard.press("u")
         await shown(page, "hypothesis 0")
         assert await note.input_value() == "my note"
         assert not any([task.answers async for task in at.people.list_tasks(run_id)])
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("u")
+        await press_keys(page, "Escape", "u")
         await page.get_by_text("There is nothing to undo any more.").wait_for()
 
 
@@ -331,8 +299,7 @@ async def test_who_comes_back_after_their_run_was_deleted_hears_of_that(bench: A
         Date.parse(JSON.parse(value).expires_at) < Date.now())"
     async with bench(first_lease_s=1.5, min_lease_s=1.5) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("2")
         await page.get_by_role("link", name="Playground").click()
         await page.get_by_role("heading", name="Playground").wait_for()
@@ -349,8 +316,7 @@ async def test_who_comes_back_after_their_run_was_deleted_hears_of_that(bench: A
 async def test_the_line_is_drawn_dragged_and_taken_away_with_the_mouse(bench: Any) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], k=9, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await read(page, 6)
         rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
         await rows.nth(1).locator(".gutter").click()
@@ -373,16 +339,13 @@ async def test_the_line_is_drawn_dragged_and_taken_away_with_the_mouse(bench: An
 async def test_a_person_names_two_ways_to_explain_of_candidates_and_additions(bench: Any) -> None:
     async with bench(max_grade=3.0) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        for key in "123":
-            await page.keyboard.press(key)
+        page = await at.window("ann", shows="hypothesis 0")
+        await press_keys(page, *"123")
         ways = page.get_by_role("combobox", name="way")
         assert await ways.count() == 0, "nobody is asked which way where there is one"
         await page.get_by_label("there are several ways to explain it").check()
         candidates, added = (page.get_by_role("list", name=name) for name in ("Candidates", "Added"))
-        for key in ("/", *"fact", "Enter"):
-            await page.keyboard.press(key)
+        await press_keys(page, "/", *"fact", "Enter")
         assert await page.get_by_label("by").locator("option").all_inner_texts() == [
             "words and meaning",
             "meaning",
@@ -393,8 +356,7 @@ async def test_a_person_names_two_ways_to_explain_of_candidates_and_additions(be
         await candidates.get_by_role("combobox", name="way").nth(2).select_option("2")
         await added.get_by_role("combobox", name="way").select_option("2")
         await added.get_by_role("spinbutton", name="grade").fill("2")
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Submitted").wait_for()
+        await submitted(page)
         [task] = [one async for one in at.people.list_tasks(run_id)]
         first, second, third, _ = (one.premise.id for one in task.task.candidates)
         [addition] = task.answers[0].additions
@@ -409,8 +371,7 @@ async def test_a_task_that_comes_late_replaces_none_that_was_asked_for_since_and
 ) -> None:
     async with bench() as at:
         await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.get_by_label("stay in this tree").set_checked(stays)
         await not_explainable(page)
         await submitted(page)
@@ -448,10 +409,8 @@ async def test_a_task_that_comes_late_replaces_none_that_was_asked_for_since_and
 async def test_what_was_ticked_is_kept_when_somebody_else_takes_the_task_that_was_taken_back(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
-        await page.keyboard.press("2")
-        await submitted(page)
+        page = await at.window("ann", shows="hypothesis 0")
+        await submitted(page, "2")
         taken: list[Any] = []
 
         async def by_bob(route: Any) -> None:
@@ -473,8 +432,7 @@ async def test_bringing_back_what_was_cleared_keeps_what_was_read_since(bench: A
     async with bench() as at:
         at.world.index.suffix = " and so on" * 40
         await at.run(["hypothesis 0"], k=30, max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         await page.get_by_role("button", name="Clear").click()
         last = page.locator(ROWS).last.locator(".gutter.seen")
@@ -490,11 +448,9 @@ async def test_bringing_back_what_was_cleared_keeps_what_was_read_since(bench: A
 async def test_who_does_not_stay_in_a_tree_gets_the_next_task_of_another_while_it_grows(bench: Any) -> None:
     async with bench(undo_s=300.0) as at:
         await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await shown(page, "hypothesis 0")
+        page = await at.window("ann", shows="hypothesis 0")
         await page.get_by_label("stay in this tree").uncheck()
-        await page.keyboard.press("1")
-        await submitted(page)
+        await submitted(page, "1")
         await page.get_by_text("Nothing waits for you").wait_for()
         await at.run(["hypothesis 1"], max_depth=0)
         await shown(page, "hypothesis 1")
