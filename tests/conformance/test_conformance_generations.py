@@ -114,7 +114,9 @@ async def test_a_held_generation_is_not_deleted_until_its_holders_release_it_or_
     await raises(errors.FailedPrecondition, subject.index.delete(corpus, second), "held by run-b;")
     await subject.index.delete(corpus, second, despite=["run-b"])
     await raises(errors.NotFound, subject.index.hold(corpus, second, "run-a"), second)
-    await raises(errors.InvalidArgument, subject.index.hold(corpus, second, "a/b"), "holder", "a/b")
+    await raises(errors.NotFound, subject.index.hold("other", second, "run-a"), "other")
+    for wrong in ("", "a/b", "a" * 65):
+        await raises(errors.InvalidArgument, subject.index.hold(corpus, second, wrong), "holder", f"'{wrong}'", "64")
 
 
 async def test_a_listing_stays_in_its_generation_across_an_activation(subject):

@@ -9,13 +9,6 @@ from services.index.lexical.bm25 import ARRAYS, SETTINGS, WORDS
 from support.worlds.index_world import SPACE, facts, files_of, premise, raises
 
 
-async def test_a_build_without_an_encoder_names_it(serve, encoder):
-    await encoder.stop()
-    async with serve(build_encode_timeout_s=1.0) as index:
-        await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), encoder.target)
-        assert files_of(index.store) == {}
-
-
 async def test_a_full_disk_is_unavailable_and_leaves_what_was_there(index, monkeypatch):
     before = await index.client.build("science", facts()[:3])
     files = files_of(index.store)

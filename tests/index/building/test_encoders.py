@@ -10,20 +10,16 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.settings import IndexSettings
 from support.waiting import until
-from support.worlds.index_world import RunningEncoder, files_of, premise, raises, vector_of
+from support.worlds.index_world import RunningEncoder, files_of, premise, raises
 
 PREMISES = [premise(f"p{n}", f"fact {n} about {n % 7}") for n in range(400)]
 
 
 @pytest.fixture
 async def encoders():
-    running = [RunningEncoder(), RunningEncoder()]
-    for one in running:
-        one.servicer.pause_s = 0.01
-        await one.server.start()
-    yield running
-    for one in running:
-        await one.stop()
+    async with RunningEncoder() as one, RunningEncoder() as other:
+        one.servicer.pause_s = other.servicer.pause_s = 0.01
+        yield [one, other]
 
 
 @pytest.fixture
@@ -34,21 +30,6 @@ async def index(serve, encoders):
 
 def stored(index, generation):
     return np.load(index.store.root / "generations/science" / generation.id / "vectors.npy", allow_pickle=False)
-
-
-async def test_a_build_is_shared_by_the_encoders(index, encoders):
-    for one in encoders:
-        one.servicer.may_answer.clear()
-    work = asyncio.ensure_future(index.client.build("science", PREMISES))
-    await until(lambda: all(one.servicer.in_flight == 4 for one in encoders))
-    for one in encoders:
-        one.servicer.may_answer.set()
-    generation = await work
-    batches = [one.servicer.batches for one in encoders]
-    assert sorted(batches[0] + batches[1]) == list(range(1, 51))
-    assert min(map(len, batches)) > 4, "both must go on"
-    assert stored(index, generation).tobytes() == np.stack([vector_of(one.text) for one in PREMISES]).tobytes()
-    assert len(await index.client.retrieve("science", ["what is fact 3"])) == 1
 
 
 async def test_an_encoder_killed_in_the_middle_changes_nothing_in_what_is_built(index, encoders):
@@ -68,23 +49,20 @@ async def test_an_encoder_killed_in_the_middle_changes_nothing_in_what_is_built(
     assert matrix.tobytes() == stored(index, again).tobytes()
 
 
-async def test_an_encoder_of_another_version_in_the_middle_stops_the_build(index, encoders):
+@pytest.mark.parametrize(
+    ("field", "error"), [("version", errors.FailedPrecondition), ("space_id", errors.SpaceMismatch)]
+)
+async def test_an_encoder_of_another_version_or_space_in_the_middle_stops_the_build(index, encoders, field, error):
     progress = []
     work = asyncio.ensure_future(
         index.client.build("science", iter(PREMISES), on_progress=lambda *seen: progress.append(seen[1]))
     )
     await until(lambda: max(progress, default=0) > 80)
-    encoders[1].servicer.version = "q-other"
-    await raises(errors.FailedPrecondition, work, "q-other", "build again")
+    setattr(encoders[1].servicer, field, "another")
+    await raises(error, work, "another")
     assert files_of(index.store) == {}
     assert not [one async for one in index.client.list_corpora()]
     await until(lambda: not any(one.servicer.open_streams for one in encoders))
-
-
-async def test_an_encoder_of_another_space_stops_the_build(index, encoders):
-    encoders[1].servicer.space_id = "s-other"
-    await raises(errors.SpaceMismatch, index.client.build("science", iter(PREMISES)), "s-other")
-    assert files_of(index.store) == {}
 
 
 async def test_what_is_answered_is_written_although_the_caller_is_slow(index):

@@ -1,7 +1,5 @@
 """Facts that a user puts in from Python: plain texts, pairs and premises; single ones added and removed."""
 
-import asyncio
-
 import pytest
 
 import aeenc
@@ -24,18 +22,6 @@ async def test_texts_pairs_and_premises_are_built_in_one_list_and_a_repeated_tex
     tagged = aeenc.Premise(text="snow is cold", tags=("weather",))
     await index.client.build("tagged", [tagged])
     assert await listed(index.client, "tagged") == [(content_id("snow is cold"), "snow is cold", ("weather",))]
-
-
-async def test_the_blocking_client_takes_the_same_facts(index):
-    def build():
-        with aeenc.connect(index=f"127.0.0.1:{index.server.port}") as client:
-            client.index.build("cooking", iter(FORMS))
-            client.index.add("cooking", ["salt is a mineral"])
-            client.index.remove("cooking", ["f-ice"])
-            return [(one.id, one.text, one.tags) for one in client.index.list_premises("cooking")]
-
-    salt = "salt is a mineral"
-    assert await asyncio.to_thread(build) == [EXPECTED[0], EXPECTED[2], (content_id(salt), salt, ())]
 
 
 @pytest.mark.parametrize("wrong", [7, None, ("f1",), ("f1", "text", "more"), ("f1", 7), b"bytes", {}])

@@ -12,7 +12,6 @@ import structlog
 
 from aeenc import AsyncClient, errors
 from aeenc.v1 import index_pb2
-from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import ServedGeneration
 from services.index.dense import batcher as batcher_module
 from services.index.dense.batcher import SearchBatcher
@@ -22,7 +21,7 @@ from services.kit.healthcheck import connects
 from services.launcher.processes import free_port
 from services.store.artifacts import ArtifactStore
 from support.waiting import until
-from support.worlds.index_world import PREMISES, SPACE, facts, raises, two_generations, vector_of
+from support.worlds.index_world import PREMISES, SPACE, Gate, facts, raises, two_generations, vector_of
 
 TWO = vector_of("ice melts")[None, :]
 
@@ -90,48 +89,28 @@ async def test_a_listing_refuses_the_token_of_another_one(index):
     assert [one.corpus for one in again.corpora] == ["science"]
 
 
-async def test_opening_one_generation_holds_up_no_other(index, monkeypatch):
+@pytest.mark.parametrize(("owner", "name"), [(ServedGeneration, "of"), (Prior, "over")])
+async def test_opening_a_generation_or_preparing_a_prior_holds_up_no_other(index, monkeypatch, owner, name):
     ids = [(await index.client.build("science", facts()[:count])).id for count in (4, 6, 8)]
     await index.client.delete("science", (await index.client.build("science", facts()[:2], activate=False)).id)
-    index_of, go_on, entered = ServedGeneration.of, threading.Event(), threading.Event()
+    await index.client.build("other", facts())
+    for corpus in ("science", "other"):
+        await index.client.put_explanations(corpus, [("ice melts", ["f1"])])
 
-    def slow(generation, *kept):
-        if generation.id == ids[0]:
-            entered.set()
-            assert go_on.wait(20)
-        return index_of(generation, *kept)
+    def ask(number):
+        if owner is Prior:
+            return index.client.retrieve(("science", "other")[number], ["heat"], prior=0.5)
+        return index.client.get_premises("science", ["f1"], generation=ids[number])
 
-    monkeypatch.setattr(catalogue_module.ServedGeneration, "of", slow)
+    gate = Gate(getattr(owner, name))
+    monkeypatch.setattr(owner, name, gate)
     index.catalogue.open.pinned.clear()
     try:
-        first = asyncio.ensure_future(index.client.get_premises("science", ["f1"], generation=ids[0]))
-        assert await asyncio.to_thread(entered.wait, 20)
-        second = index.client.get_premises("science", ["f1"], generation=ids[1])
-        assert [one.id for one in await asyncio.wait_for(second, 5)] == ["f1"]
+        first = asyncio.ensure_future(ask(0))
+        assert await asyncio.to_thread(gate.entered.wait, 20)
+        assert (await asyncio.wait_for(ask(1), 5))[0]
     finally:
-        go_on.set()
-    assert [one.id for one in await first] == ["f1"]
-
-
-async def test_preparing_the_prior_of_one_corpus_holds_up_no_other(index, monkeypatch):
-    for corpus in ("science", "other"):
-        await index.client.build(corpus, facts())
-        await index.client.put_explanations(corpus, [("ice melts", ["f5"])])
-    prior_over, go_on, entered = Prior.over, threading.Event(), threading.Event()
-
-    def slow(*given):
-        if not entered.is_set():
-            entered.set()
-            assert go_on.wait(20)
-        return prior_over(*given)
-
-    monkeypatch.setattr(Prior, "over", slow)
-    try:
-        first = asyncio.ensure_future(index.client.retrieve("science", ["heat"], prior=0.5))
-        assert await asyncio.to_thread(entered.wait, 20)
-        assert (await asyncio.wait_for(index.client.retrieve("other", ["heat"], prior=0.5), 5))[0]
-    finally:
-        go_on.set()
+        gate.opened.set()
     assert (await first)[0]
 
 

@@ -18,7 +18,7 @@ from services.index.values import Explanation
 from services.store.files import Documents
 from services.store.objects import Bucket, CachedStore
 from support.waiting import eventually, until
-from support.worlds.index_world import FACTS, facts, raises
+from support.worlds.index_world import FACTS, facts, follows, raises, served
 
 
 async def test_an_index_with_an_empty_directory_serves_what_another_has_activated(serve, tmp_path: Path):
@@ -31,18 +31,14 @@ async def test_an_index_with_an_empty_directory_serves_what_another_has_activate
             assert retrieved.results == (await one.client.retrieve("science", [FACTS[0]], k=2)).results
 
             second = (await one.client.build("science", facts()[:4])).id
-
-            async def follows() -> bool:
-                return (await two.client.retrieve("science", [FACTS[0]], k=2)).generation == second
-
-            await eventually(follows)
+            await follows(two, second)
             assert [one.id async for one in two.client.list_generations("science")] == [second, first]
             await two.client.activate("science", first, expected=second)
             await raises(errors.Aborted, one.client.activate("science", second, expected=second), first)
             await one.client.delete("science", second)
             await raises(errors.NotFound, two.client.activate("science", second), second)
     async with serve(artifacts_url=url, artifacts_dir=tmp_path / "three") as three:
-        assert (await three.client.retrieve("science", [FACTS[0]], k=2)).generation == first
+        assert await served(three) == first
 
 
 def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +72,16 @@ async def hosts(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
         serve(artifacts_url=url, artifacts_dir=tmp_path / "two", instance="two") as two,
     ):
         built = (await one.client.build("science", facts())).id
-
-        async def know_each_other() -> bool:
-            return all([len((await each.client.activate("science", built)).replicas) == 2 for each in (one, two)])
-
-        await eventually(know_each_other)
+        for each in (one, two):
+            await knows(each, built, 2)
         yield one, two
+
+
+async def knows(index: Any, generation: str, replicas: int) -> None:
+    """Waits until an index knows of so many replicas."""
+    await eventually(
+        lambda: index.client.activate("science", generation), is_so=lambda done: len(done.replicas) == replicas
+    )
 
 
 async def test_explanations_reach_the_other_host_and_those_of_two_hosts_are_joined(hosts):
@@ -130,19 +130,15 @@ async def test_a_request_repeated_at_the_other_host_is_answered_and_not_done_aga
 async def test_a_disk_too_full_for_copies_of_moves_keeps_nobody_from_making_and_following_them(hosts, monkeypatch):
     one, two = hosts
     other = (await one.client.build("science", facts()[:4], activate=False)).id
-
-    async def answered_by(index: Any, generation: str = "") -> bool:
-        return (await index.client.retrieve("science", [FACTS[0]], k=2, generation=generation)).generation == other
-
-    assert await answered_by(two, other)  # fetched while there is room
+    assert await served(two, generation=other) == other  # fetched while there is room
 
     def full(_documents: Documents, key: str, _content: bytes) -> bool:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), key)
 
     monkeypatch.setattr(Documents, "create", full)  # a bucket has its own
     await one.client.activate("science", other)
-    assert await answered_by(one)
-    await eventually(lambda: answered_by(two))
+    assert await served(one) == other
+    await follows(two, other)
 
 
 async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_path: Path):
@@ -150,11 +146,7 @@ async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_pa
     url = f"file://{tmp_path / 'bucket'}"
     generation = (await one.client.build("science", facts()[:3], activate=False)).id
     async with serve(artifacts_url=url, artifacts_dir=tmp_path / "three", instance="three"):
-
-        async def three_serve() -> bool:
-            return len((await one.client.activate("science", generation)).replicas) == 3
-
-        await eventually(three_serve)
+        await knows(one, generation, 3)
     begun = time.monotonic()
     replicas = (await one.client.activate("science", generation)).replicas
     assert "three" not in {replica.instance for replica in replicas}
@@ -194,11 +186,7 @@ async def test_what_could_not_be_followed_is_followed_once_it_is_whole(damaged):
     await one.client.activate("science", built)
     await until(lambda: vectors.name in two.server.readiness.reason)
     vectors.write_bytes(vectors.read_bytes()[::-1])
-
-    async def follows() -> bool:
-        return (await two.client.retrieve("science", [FACTS[0]], k=2)).generation == built
-
-    await eventually(follows)
+    await follows(two, built)
     assert not two.server.readiness.reason
 
 
@@ -237,5 +225,5 @@ async def test_an_index_that_restarts_while_the_bucket_is_away_serves_its_copies
         built = (await one.client.build("science", facts())).id
     cut_off(monkeypatch)
     async with serve(**settings) as one:
-        assert (await one.client.retrieve("science", [FACTS[0]], k=2)).generation == built
+        assert await served(one) == built
         await raises(errors.Unavailable, one.client.build("science", iter(facts()[:3])), "cannot be reached")

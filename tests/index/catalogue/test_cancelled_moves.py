@@ -1,7 +1,6 @@
 """A call whose caller leaves while it changes something: what is on disk and what is in memory agree all the same."""
 
 import asyncio
-import threading
 
 import pytest
 
@@ -12,33 +11,9 @@ from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.served import Explanations
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually, until
-from support.worlds.index_world import facts, works
+from support.worlds.index_world import Gate, facts, works
 
 SOON_S = 0.3  # within which a call that nothing holds up is over
-
-
-class Gate:
-    """Holds up the first call of a function in its thread until it is opened."""
-
-    def __init__(self, function):
-        self.entered, self.opened, self.left = threading.Event(), threading.Event(), threading.Event()
-        self._function = function
-
-    def as_method(self):
-        def method(*args):
-            return self(*args)
-
-        return method
-
-    def __call__(self, *args, **kwargs):
-        if self.entered.is_set():
-            return self._function(*args, **kwargs)
-        self.entered.set()
-        assert self.opened.wait(20)
-        try:
-            return self._function(*args, **kwargs)
-        finally:
-            self.left.set()
 
 
 async def leave_within(gate, call):
@@ -59,8 +34,9 @@ async def overtaking(gate, call):
     return await task
 
 
-async def three_generations(index):
-    return [(await index.client.build("science", facts()[:count])).id for count in (6, 8, 10)]
+async def two_active(index):
+    """Builds three generations, of which the last one serves; returns the ids of the others."""
+    return [(await index.client.build("science", facts()[:count])).id for count in (6, 8, 10)][:2]
 
 
 async def active(index):
@@ -68,7 +44,7 @@ async def active(index):
 
 
 async def test_an_activation_is_not_overwritten_by_one_whose_caller_left(index, monkeypatch):
-    first, second, _ = await three_generations(index)
+    first, second = await two_active(index)
     gate = Gate(catalogue_module.write_active)
     monkeypatch.setattr(catalogue_module, "write_active", gate)
     await leave_within(gate, index.client.activate("science", first))
@@ -78,9 +54,9 @@ async def test_an_activation_is_not_overwritten_by_one_whose_caller_left(index, 
 
 
 async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
-    first, second, _ = await three_generations(index)
+    first, second = await two_active(index)
     gate = Gate(ArtifactStore.delete)
-    monkeypatch.setattr(ArtifactStore, "delete", gate.as_method())
+    monkeypatch.setattr(ArtifactStore, "delete", gate)
     await index.client.get_premises("science", ["f1"], generation=first)  # keeps it open
     await leave_within(gate, index.client.delete("science", first))
     gate.opened.set()
@@ -97,7 +73,7 @@ async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
 async def test_explanations_are_not_overwritten_by_those_whose_caller_left(index, serve, monkeypatch):
     await index.client.build("science", facts())
     gate = Gate(Explanations._put)
-    monkeypatch.setattr(Explanations, "_put", gate.as_method())
+    monkeypatch.setattr(Explanations, "_put", gate)
     await leave_within(gate, index.client.put_explanations("science", [("one", ["f1"])]))
     assert await overtaking(gate, index.client.put_explanations("science", [("two", ["f2"])])) == 2
     async with serve() as again:
@@ -106,7 +82,7 @@ async def test_explanations_are_not_overwritten_by_those_whose_caller_left(index
 
 async def test_a_generation_whose_caller_left_at_its_commit_is_known_without_a_restart(index, monkeypatch):
     gate = Gate(Builder._write)
-    monkeypatch.setattr(Builder, "_write", gate.as_method())
+    monkeypatch.setattr(Builder, "_write", gate)
     await leave_within(gate, index.client.build("science", facts(), activate=False, request_id="r"))
     gate.opened.set()
 

@@ -106,21 +106,21 @@ async def test_a_stream_of_explanations_begins_with_its_header(built):
     await put(header, chunk)
 
 
-async def test_explanations_that_fill_the_memory_are_refused_with_the_remedy_and_change_nothing(built, monkeypatch):
-    await built.client.put_explanations("science", EXPLAINED)
-    monkeypatch.setattr("services.index.convert.EXPLANATIONS_BYTES", 1 << 20)
-    many = [(f"hypothesis {n} {'x' * 1000}", ["f0"]) for n in range(2000)]
-    await raises(errors.TooLarge, built.client.put_explanations("science", many), "1 MiB", "several calls")
-    assert await built.client.put_explanations("science", EXPLAINED) == len(EXPLAINED)
-
-
-async def test_explanations_of_a_corpus_that_would_be_over_the_limit_are_refused_and_change_nothing(built, monkeypatch):
-    monkeypatch.setattr("services.index.catalogue.served.EXPLANATIONS_BYTES", 12_000)
-    for n in range(2):
-        many = [(f"hypothesis {n} {m}", ["f0"]) for m in range(300)]
-        put = built.client.put_explanations("science", many)
-        if n == 0:
-            assert await put == 300
-        else:
-            await raises(errors.TooLarge, put, "'science'", "12,000", "replace")
+@pytest.mark.parametrize(
+    ("module", "most_bytes", "count", "letters", "words"),
+    [
+        ("services.index.convert", 1 << 20, 2000, 1000, ("1 MiB", "several calls")),
+        ("services.index.catalogue.served", 12_000, 300, 0, ("'science'", "12,000", "replace")),
+    ],
+    ids=["of a call", "of a corpus"],
+)
+async def test_explanations_over_a_limit_are_refused_with_the_remedy_and_change_nothing(
+    built, monkeypatch, module, most_bytes, count, letters, words
+):
+    monkeypatch.setattr(f"{module}.EXPLANATIONS_BYTES", most_bytes)
+    before = [(f"hypothesis 0 {n}", ["f0"]) for n in range(300)]
+    assert await built.client.put_explanations("science", before) == 300
+    many = [(f"hypothesis 1 {n} {'x' * letters}", ["f0"]) for n in range(count)]
+    await raises(errors.TooLarge, built.client.put_explanations("science", many), *words)
+    assert await built.client.put_explanations("science", before) == 300
     assert await built.client.put_explanations("science", EXPLAINED, replace=True) == len(EXPLAINED)

@@ -12,7 +12,6 @@ from services.launcher.backups.archive import Backup, new_backup
 from services.launcher.backups.generations import export_generation, import_generation
 from services.launcher.backups.restoring import check
 from services.store.artifacts import MANIFEST, ArtifactStore
-from support.waiting import eventually
 from support.worlds.index_world import FACTS, facts
 
 OVER = ("files", "milvus")
@@ -35,11 +34,6 @@ async def test_an_imported_generation_answers_as_the_exported_one(serve, exporte
     async with serve(artifacts_dir=other.root) as index:
         moved = import_generation(other, exported)
         assert (moved.corpus, moved.generation, moved.premises) == ("science", before.generation, len(facts()))
-
-        async def serves() -> bool:
-            return moved.generation in [one.active.id async for one in index.client.list_corpora()]
-
-        await eventually(serves)
         assert (await index.client.retrieve("science", FACTS[:3], k=4)).results == before.results
         assert import_generation(other, exported) == moved, "again changes nothing"
 

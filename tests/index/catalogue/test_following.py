@@ -14,16 +14,11 @@ from services.index.catalogue import catalogue as catalogue_module
 from services.index.catalogue.catalogue import Catalogue
 from services.index.catalogue.following import StoreWatch
 from services.index.catalogue.served import check_by_searching
-from support.waiting import eventually, until
-from support.worlds.index_world import SPACE, facts, two_generations, vector_of
+from support.waiting import until
+from support.worlds.index_world import facts, follows, served, two_generations
 
-TWO = vector_of("ice melts")[None, :]
 NEVER = 1000.0
 BRISK = {"look_s": 0.05, "replica_lease_s": 0.4, "replica_wait_s": 0.3}
-
-
-async def served(index, corpus: str) -> str:
-    return (await index.client.search(corpus, TWO, space_id=SPACE)).generation
 
 
 def opening(monkeypatch: pytest.MonkeyPatch, of: Catalogue, act: Callable[[str], None]) -> None:
@@ -52,11 +47,7 @@ async def test_a_replica_that_is_busy_opening_one_corpus_is_alive_and_follows_th
         assert [each.behind for each in done.replicas if each.generation == other] == [False, False]
         assert await served(two, "science") == first
         go_on.set()
-
-        async def follows():
-            return await served(two, "science") == slow
-
-        await eventually(follows)
+        await follows(two, slow)
 
 
 async def test_a_corpus_whose_opening_fails_for_whatever_reason_holds_up_no_other(serve, monkeypatch):
@@ -77,11 +68,8 @@ async def test_a_corpus_whose_opening_fails_for_whatever_reason_holds_up_no_othe
         assert (await served(two, "zoology"), await served(two, "science")) == (other, first)
         assert "no room for codes" in (await two.client.info()).service.state_reason
         monkeypatch.undo()
-
-        async def follows():
-            return await served(two, "science") == second and not (await two.client.info()).service.state_reason
-
-        await eventually(follows)
+        await follows(two, second)
+        await until(lambda: not two.server.readiness.reason)
 
 
 async def test_a_full_queue_keeps_no_replica_from_following_and_no_generation_from_activation(serve):

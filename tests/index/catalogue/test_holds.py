@@ -23,20 +23,6 @@ async def test_a_hold_counts_at_every_process_and_after_a_restart_and_ends_with_
         await index.client.release("science", second, "run-b")
 
 
-async def test_a_hold_of_nothing_or_by_nobody_is_refused(index):
-    first, _ = await two_generations(index)
-    for error, words, changes in [
-        (errors.NotFound, ["g0123456789abcdef"], {"generation": "g0123456789abcdef"}),
-        (errors.NotFound, ["other"], {"corpus": "other"}),
-        (errors.InvalidArgument, ["holder", "''", "64"], {"holder": ""}),
-        (errors.InvalidArgument, ["holder", "'a/b'"], {"holder": "a/b"}),
-        (errors.InvalidArgument, ["holder"], {"holder": "a" * 65}),
-    ]:
-        call = index.client.hold(**{"corpus": "science", "generation": first, "holder": "run-a", **changes})
-        await raises(error, call, *words)
-    assert not [one async for one in index.client.list_generations("science") if one.held_by]
-
-
 async def test_a_corpus_that_somebody_holds_goes_on_unless_they_are_named(index):
     first = await index.client.build("science", facts()[:3])
     second = await index.client.build("science", facts())

@@ -11,16 +11,11 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.catalogue.replicas import FORGET, Followed, Replicas
 from services.store.artifacts import ArtifactStore
-from support.waiting import eventually, until
-from support.worlds.index_world import SPACE, facts, vector_of
+from support.waiting import until
+from support.worlds.index_world import SPACE, facts, served
 
 OVER = ("files", "milvus")
-TWO = vector_of("ice melts")[None, :]
 NEVER = 1000.0
-
-
-async def served(index, generation=""):
-    return (await index.client.search("science", TWO, space_id=SPACE, generation=generation)).generation
 
 
 async def test_what_one_replica_has_built_and_activated_the_other_serves_when_the_answer_comes(serve):
@@ -28,7 +23,7 @@ async def test_what_one_replica_has_built_and_activated_the_other_serves_when_th
         first = (await one.client.build("science", facts()[:6])).id
         assert await served(two) == first
         second = (await one.client.build("science", facts(), activate=False)).id
-        assert await served(two, second) == second
+        assert await served(two, generation=second) == second
         done = await two.client.activate("science", second, expected=first)
         assert (await served(one), await served(two)) == (second, second)
         assert [(each.instance, each.generation, each.behind) for each in done.replicas] == [
@@ -76,22 +71,18 @@ async def test_what_one_replica_deletes_no_other_answers_from_and_its_files_go_w
         reading = await two.catalogue.resolve("science", first)
         await one.client.delete("science", first)
         with pytest.raises(errors.NotFound):
-            await served(two, first)
+            await served(two, generation=first)
         kept = list((one.store.root / "generations/science").glob(".deleted-*/vectors.npy"))
         assert len(kept) == 1, "somebody still reads it"
         assert np.isfinite(reading.index.vectors[:]).all()
         del reading
-
-        async def is_gone():
-            return not list((one.store.root / "generations/science").glob(".deleted-*"))
-
-        await eventually(is_gone)
+        await until(lambda: not list((one.store.root / "generations/science").glob(".deleted-*")))
 
 
 async def test_a_corpus_whose_last_generation_one_replica_deletes_is_unknown_to_the_other(serve):
     async with serve(look_s=0.05) as one, serve(look_s=0.05) as two:
         only = (await one.client.build("science", facts(), activate=False)).id
-        assert await served(two, only) == only
+        assert await served(two, generation=only) == only
         request = index_pb2.DeleteGenerationRequest(corpus="science", generation=only)
         done = await one.client._admin_channel.unary(one.client._admin.DeleteGeneration, request)
         assert [each.behind for each in done.replicas] == [False, False]
@@ -115,19 +106,11 @@ async def test_a_replica_whose_store_is_away_serves_what_it_has_and_follows_agai
         first = (await one.client.build("science", facts())).id
         away = tmp_path / "away"
         shutil.move(one.store.root, away)
-
-        async def says(word):
-            return word in (await one.client.info()).service.state_reason
-
-        await eventually(lambda: says("cannot be"))
+        await until(lambda: "cannot be" in one.server.readiness.reason)
         assert await served(one) == first
         shutil.rmtree(one.store.root, ignore_errors=True)
         shutil.move(away, one.store.root)
-
-        async def is_well():
-            return not (await one.client.info()).service.state_reason
-
-        await eventually(is_well)
+        await until(lambda: not one.server.readiness.reason)
         assert await served(one) == first
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from aeenc import errors
 from aeenc.v1 import index_pb2
-from services.corpus.active import read_active, write_active
+from services.corpus.active import read_active
 from services.corpus.generation import folder_of
 from services.index.building.journal import BUILDS
+from services.index.catalogue import catalogue
 from services.store.artifacts import ArtifactStore
 from support.worlds.index_world import PREMISES, broken_build, facts, raises, two_generations, works
 
@@ -58,38 +59,28 @@ async def test_a_call_sent_to_two_replicas_at_once_has_one_answer(serve, call: s
             assert all(each.replicas for each in answers)
 
 
-async def test_the_retry_of_a_call_that_was_killed_behind_its_record_gets_its_answer(serve, monkeypatch):
+@pytest.mark.parametrize(("owner", "name"), [(catalogue, "write_active"), (ArtifactStore, "delete")])
+async def test_the_retry_of_a_call_that_was_killed_behind_its_change_gets_its_answer(serve, monkeypatch, owner, name):
     async with serve(retry=False) as index:
         first, second = await two_generations(index)
+        call = activate(index, second, expected_generation=first) if owner is catalogue else delete(index, second)
         with monkeypatch.context() as patched:
 
             def killed(*args):
-                write_active(*args)
+                sound(*args)
                 raise OSError("and then the power went")
 
-            patched.setattr("services.index.catalogue.catalogue.write_active", killed)
-            await raises(errors.AeencError, activate(index, second, expected_generation=first))
+            sound = getattr(owner, name)
+            patched.setattr(owner, name, killed)
+            await raises(errors.AeencError, call)
     async with serve() as index:
+        if owner is ArtifactStore:  # before its record, too
+            assert (await delete(index, second)).replicas
+            return
         await activate(index, first, request_id="back")
         answer = await activate(index, second, expected_generation=first)
         assert (answer.active.id, answer.previous_generation) == (second, first)
         assert read_active(index.store, "science") == first, "a retry moves nothing"
-
-
-async def test_the_retry_of_a_deletion_that_was_killed_before_its_record_gets_its_answer(serve, monkeypatch):
-    async with serve(retry=False) as index:
-        _, second = await two_generations(index)
-        with monkeypatch.context() as patched:
-
-            def killed(self, folder, generation):
-                sound(self, folder, generation)
-                raise OSError("and then the power went")
-
-            sound = ArtifactStore.delete
-            patched.setattr(ArtifactStore, "delete", killed)
-            await raises(errors.AeencError, delete(index, second))
-    async with serve() as index:
-        assert (await delete(index, second)).replicas
 
 
 async def test_a_deletion_sent_again_after_a_restart_deletes_nothing_else_and_one_of_nothing_is_refused_again(serve):

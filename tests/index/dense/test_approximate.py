@@ -179,15 +179,6 @@ def test_the_vectors_are_not_kept_a_second_time(built: tuple[Path, ApproximateIn
     assert (path / "index.faiss").stat().st_size < bytes_a_row * ROWS
 
 
-def test_equal_vectors_give_equal_files(tmp_path: Path) -> None:
-    files = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        index = indexed(tmp_path / name, "ivf")
-        files.append(((tmp_path / name / "index.faiss").read_bytes(), index.plan))
-    assert files[0] == files[1]
-
-
 @pytest.mark.parametrize(
     ("rows", "engine", "chosen"),
     [

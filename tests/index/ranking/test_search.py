@@ -3,14 +3,12 @@
 import time
 from datetime import timedelta
 
-import grpc
 import numpy as np
 import pytest
 
 from aeenc import errors, vectors
 from aeenc.v1 import encoder_pb2, index_pb2, index_pb2_grpc, types_pb2
 from services.corpus.generation import Premises
-from support.waiting import until
 from support.worlds.index_world import FACTS, SPACE, facts, premise, raises, vector_of
 
 
@@ -121,12 +119,3 @@ async def test_search_works_without_an_encoder_and_retrieve_names_it(serve, enco
         info = await index.client.info()
         assert encoder.target in info.service.state_reason
         assert (await index.client.search("science", query("ice"), space_id=SPACE)).ids[0]
-
-
-async def test_the_encoders_refusal_reaches_the_caller_and_the_state_recovers(index, encoder):
-    await index.client.build("science", facts())
-    encoder.servicer.fail = (grpc.StatusCode.INVALID_ARGUMENT, "texts[0]: has 300 tokens")
-    await raises(errors.InvalidArgument, index.client.retrieve("science", ["ice"]), "300 tokens")
-    encoder.servicer.fail = None
-    await index.client.retrieve("science", ["ice"])
-    await until(lambda: index.server.readiness.state == "SERVING")

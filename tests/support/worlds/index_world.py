@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import itertools
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, types_pb2
 from services.encoder.servicer import ordered
 from services.index.building.journal import BUILDS
 from services.store.artifacts import ArtifactStore
+from support.waiting import eventually
 
 DIM = 32
 SPACE = "s00000000000000aa"
@@ -254,6 +256,38 @@ async def broken_build(
             await stream.aclose()
             return report
     raise AssertionError("the build ended")
+
+
+class Gate:
+    """Holds up the first call of a function or method in its thread until it is opened."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.entered, self.opened, self.left = threading.Event(), threading.Event(), threading.Event()
+        self._function = function
+
+    def __get__(self, owner: Any, _: type) -> Callable[..., Any]:
+        return self if owner is None else partial(self, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.entered.is_set():
+            return self._function(*args, **kwargs)
+        self.entered.set()
+        assert self.opened.wait(20)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            self.left.set()
+
+
+async def served(index: Any, corpus: str = "science", generation: str = "") -> str:
+    """The generation that an index answers from."""
+    query = vector_of("ice melts")[None, :]
+    return str((await index.client.search(corpus, query, space_id=SPACE, generation=generation)).generation)
+
+
+async def follows(index: Any, generation: str, corpus: str = "science") -> None:
+    """Waits until an index answers from this generation."""
+    await eventually(lambda: served(index, corpus), is_so=generation.__eq__)
 
 
 def works(store: ArtifactStore) -> list[Path]:
