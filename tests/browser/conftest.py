@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,9 +16,10 @@ from typing import Any
 import pytest
 
 import aeenc
+from services.launcher.processes import free_port
 from services.sampler.__main__ import build
 from support.waiting import eventually
-from support.worlds.sampler_world import QUEUE, SamplerWorld, small_world
+from support.worlds.sampler_world import QUEUE, SamplerWorld, small_world, tasks
 
 if find_spec("playwright") is None or find_spec("aeenc_workbench") is None:
     collect_ignore_glob = ["test_*.py"]  # the default suite has neither
@@ -57,11 +57,7 @@ class Bench:
         roots = [(f"tree-{n}", text) for n, text in enumerate(texts)]
         settings = {"corpus": "science", "oracle": "team", "k": 4, "max_depth": 1, **config}
         run = await self.sampler.start_run(roots, **settings)
-
-        async def queued() -> bool:
-            return len([task async for task in self.people.list_tasks(run.id)]) >= len(texts)
-
-        await eventually(queued)
+        await eventually(lambda: tasks(self.people, run.id), is_so=lambda found: len(found) >= len(texts))
         return str(run.id)
 
 
@@ -80,6 +76,14 @@ async def submitted(page: Any, *keys: str) -> None:
     """Presses keys and sends the answer."""
     await press_keys(page, *keys, "Control+Enter")
     await page.get_by_text("Submitted").wait_for()
+
+
+async def signed_in(http: Any, links: Any, name: str, role: Any = "annotator") -> None:
+    """Signs somebody in by a link, from whom later calls come."""
+    from aeenc_workbench.sign_in import Person
+
+    assert (await http.post(f"/sign-in?link={links.make(Person(name, role))}")).status_code == 303
+    http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
 
 
 async def open_window(browser: Any, url: str, links: Any, name: str, role: str) -> Any:
@@ -120,7 +124,7 @@ def bench(redis_url: str, namespace: str, tmp_path: Path, browser: Any) -> Calla
     async def serve(index: Any = None, **queue: Any) -> AsyncIterator[Bench]:
         async with AsyncExitStack() as stack:
             world = await stack.enter_async_context(small_world(redis_url, namespace, index))
-            port = free_port()
+            port = free_port(set())
             settings = world.configure(queues={"team": {**QUEUE, "undo_s": 30.0, **queue}}, port=port)
             running = [build(settings)]
             await running[0].start()
@@ -138,7 +142,7 @@ def bench(redis_url: str, namespace: str, tmp_path: Path, browser: Any) -> Calla
                 await running[-1].stop()
 
             stack.push_async_callback(stop)
-            folder, at = tmp_path / "workbench", free_port()
+            folder, at = tmp_path / "workbench", free_port(set())
             words = ["--port", str(at), "--state-dir", str(folder), "--sampler", f"127.0.0.1:{port}"]
             words += ["--index", world.settings["index_target"]]
             await stack.enter_async_context(started(words))
@@ -149,12 +153,6 @@ def bench(redis_url: str, namespace: str, tmp_path: Path, browser: Any) -> Calla
             assert not [wrong for window in made.windows for wrong in window.wrong]
 
     return serve
-
-
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 @asynccontextmanager

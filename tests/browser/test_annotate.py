@@ -14,7 +14,7 @@ from browser.test_sight import held
 from aeenc import values
 from aeenc.oracle import Answer
 from support.waiting import eventually
-from support.worlds.sampler_world import nearest
+from support.worlds.sampler_world import nearest, tasks
 
 pytestmark = pytest.mark.browser
 # Sends a body as the page would; gives the status.
@@ -280,26 +280,18 @@ async def test_people_qualify_first_and_a_lead_sees_what_they_got_wrong(bench: A
     file.write_text("\n".join(map(json.dumps, items)))
     async with bench(overlap=2, controls=str(file), control_share=0.0, qualify=2) as at:
         await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann")
-        await page.get_by_text("You qualify for team: 0 of 2 tasks answered.").wait_for()
-        for number in (1, 2):
-            await page.get_by_role("heading", name="what is").wait_for()
-            await read(page, 2)
-            await choose(page, "is a metal")
-            await page.keyboard.press("Control+Enter")
-            if number == 1:
-                await page.get_by_text("1 of 2 tasks answered").wait_for()
-        await shown(page, "hypothesis 0")
-        await page.get_by_text("You qualify").wait_for(state="hidden")
-        other = await at.window("bob")
-        for number in (1, 2):
-            await other.get_by_role("heading", name="what is").wait_for()
-            await read(other, 2)
-            await choose(other, "ice is cold")
-            await other.keyboard.press("Control+Enter")
-            if number == 1:
-                await other.get_by_text("1 of 2 tasks answered").wait_for()
-        await other.get_by_role("alert").get_by_text("has not passed the qualification round").wait_for()
+        for name, choice in (("ann", "is a metal"), ("bob", "ice is cold")):
+            page = await at.window(name)
+            for number in (0, 1):
+                await page.get_by_text(f"You qualify for team: {number} of 2 tasks answered.").wait_for()
+                await page.get_by_role("heading", name="what is").wait_for()
+                await read(page, 2)
+                await choose(page, choice)
+                await page.keyboard.press("Control+Enter")
+            if name == "ann":
+                await shown(page, "hypothesis 0")
+                await page.get_by_text("You qualify").wait_for(state="hidden")
+        await page.get_by_role("alert").get_by_text("has not passed the qualification round").wait_for()
         lead = await at.window("lead", "adjudicator")
         await lead.get_by_role("link", name="Lead").click()
         await lead.get_by_role("heading", name="Control items").wait_for()
@@ -315,11 +307,9 @@ async def test_a_sampler_that_is_restarted_loses_no_answer(bench: Any) -> None:
         await page.keyboard.press("Control+Enter")
         await restarting
         await page.get_by_text("Submitted").wait_for(timeout=40_000)
-
-        async def answered() -> bool:
-            return [len(task.answers) async for task in at.people.list_tasks(run_id)] == [1]
-
-        await eventually(answered)
+        await eventually(
+            lambda: tasks(at.people, run_id), is_so=lambda found: [len(one.answers) for one in found] == [1]
+        )
 
 
 async def test_a_new_task_appears_by_itself_after_a_refused_stream_and_takes_keys(bench: Any) -> None:

@@ -13,7 +13,7 @@ from aeenc.oracle import EXPLAINS, REFUSES, Answer, Verdict
 from aeenc.people import PAGE
 from aeenc.values import TaskState
 from services.sampler.people.overview import Overview
-from support.waiting import eventually
+from support.worlds.sampler_world import take
 
 pytestmark = pytest.mark.browser
 
@@ -81,14 +81,14 @@ async def test_a_lead_begins_with_the_disputes_of_all_runs_each_with_what_decide
         first = await disputed(at, "hypothesis 0")
         roots = [("asked", "hypothesis 1", "What floats?", "ice")]
         second = (await at.sampler.start_run(roots, corpus="science", oracle="team", k=4, max_depth=1)).id
-        [lease] = await waited(at, "ann", second)
+        lease = await take(at.people, "ann", second)
         below = lease.task.candidates[0].premise
         for name in ("ann", "bob"):
             [lease] = [lease] if name == "ann" else await at.people.lease(name, run_id=second)
             await at.people.submit(lease, [below.id])
         await at.people.settle(second, lease.task.task_id, "bob")
         for name in ("ann", "bob"):
-            [lease] = await waited(at, name, second)
+            lease = await take(at.people, name, second)
             both, *rest = [one.premise for one in lease.task.candidates]
             words = {both.id: EXPLAINS, rest[name == "bob"].id: Verdict(EXPLAINS, leaf=name == "bob")}
             await at.people.submit(lease, Answer(words, inference=f"reason of {name}", note=f"note of {name}"))
@@ -272,15 +272,3 @@ async def test_a_list_of_disputes_that_cannot_be_read_is_told(bench: Any) -> Non
         await page.get_by_role("heading", name="Agreement").wait_for()
         await page.wait_for_timeout(500)
         assert await told.count() == 1
-
-
-async def waited(bench: Any, name: str, run_id: str) -> Any:
-    """A lease on the task of a run, once it is before people."""
-    found: list[Any] = []
-
-    async def leased() -> bool:
-        found.extend(await bench.people.lease(name, run_id=run_id))
-        return bool(found)
-
-    await eventually(leased)
-    return found

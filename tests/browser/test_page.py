@@ -18,12 +18,13 @@ import httpx
 import pytest
 from aeenc_workbench.__main__ import DRAIN_S, main
 from aeenc_workbench.sign_in import Links, Person
-from browser.conftest import free_port, shown, started, submitted
+from browser.conftest import shown, started, submitted
 from browser.test_annotate import not_explainable
 from browser.test_sight import held
 from browser.test_trees import answered, children
 
 from services.launcher.fleet import Fleet, Options
+from services.launcher.processes import free_port
 from support.models.tiny_base_models import write_tiny_base
 from support.waiting import eventually
 
@@ -132,7 +133,7 @@ def test_the_workbench_starts_and_ends_with_a_fleet(tmp_path: Path, monkeypatch:
 
 
 async def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_port(set())
     words = ["--port", str(port), "--state-dir", str(tmp_path), "--sampler", "127.0.0.1:1", "--index", "127.0.0.1:1"]
     async with started(words) as process, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         await http.post(f"/sign-in?link={Links(tmp_path).make(Person('ann'))}")
@@ -140,6 +141,22 @@ async def test_an_open_page_does_not_hold_up_the_end(tmp_path: Path) -> None:
             assert events.status_code == 200
             process.terminate()
             await asyncio.wait_for(process.wait(), DRAIN_S - 1)
+
+
+async def leave(page: Any) -> None:
+    """Goes to another view."""
+    await page.get_by_role("link", name="Playground").click()
+    await page.get_by_role("heading", name="Playground").wait_for()
+
+
+async def free(bench: Any, run_id: str, text: str = "") -> None:
+    """Waits until nobody holds a node of the first tree, or the node of this text."""
+
+    async def held_by() -> list[str]:
+        nodes = (await bench.people.get_tree(run_id, "tree-0")).nodes
+        return [name for node in nodes if text in ("", node.text) for name in node.holders]
+
+    await eventually(held_by, is_so=lambda names: not names)
 
 
 async def test_the_page_is_soon_ready(bench: Any) -> None:
@@ -181,8 +198,7 @@ async def test_who_leaves_while_an_answer_is_sent_holds_no_task_that_they_do_not
         release = await held(page, "**/api/answer")
         await page.keyboard.press("Control+Enter")
         await page.get_by_role("button", name="Sending").wait_for()
-        await page.get_by_role("link", name="Playground").click()
-        await page.get_by_role("heading", name="Playground").wait_for()
+        await leave(page)
         async with page.expect_response("**/api/answer"):
             release()
         await page.wait_for_timeout(1000)
@@ -200,14 +216,6 @@ async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(be
         page = await at.window("ann")
         asked, seen = "hypothesis 0", "hypothesis 0"
 
-        async def is_free() -> bool:
-            nodes = (await at.people.get_tree(run_id, "tree-0")).nodes
-            return not any(node.holders for node in nodes if node.text == asked)
-
-        async def leave() -> None:
-            await page.get_by_role("link", name="Playground").click()
-            await page.get_by_role("heading", name="Playground").wait_for()
-
         def of_a_task(request: Any) -> bool:
             return request.url.endswith("/api/lease") and "task" in request.post_data_json
 
@@ -222,16 +230,16 @@ async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(be
             await submitted(page)
             await page.get_by_text("Nothing waits for you").wait_for()
         if asks == "ended":
-            await leave()
-            await eventually(is_free)
+            await leave(page)
+            await free(at, run_id)
             begin = page.get_by_role("link", name="Annotate")
         release = await held(page, "**/api/lease", of=of_a_task)
         async with page.expect_request(of_a_task):
             await begin.click()
-        await leave()
+        await leave(page)
         async with page.expect_response(lambda one: of_a_task(one.request)):
             release()
-        await eventually(is_free)
+        await free(at, run_id, asked)
         async with page.expect_request(of_a_task if asks == "ended" else "**/api/**"):
             await page.get_by_role("link", name="Annotate").click()
         await shown(page, seen)
@@ -245,16 +253,12 @@ async def test_who_opens_another_node_while_the_held_task_is_asked_for_is_told_o
         first, second = await children(at, run_id, 2)
         page = await at.window("ann", shows=first)
         await page.keyboard.press("2")
-        await page.get_by_role("link", name="Playground").click()
-        await page.get_by_role("heading", name="Playground").wait_for()
-
-        async def is_free() -> bool:
-            return not any(node.holders for node in (await at.people.get_tree(run_id, "tree-0")).nodes)
+        await leave(page)
 
         def of_the_first(request: Any) -> bool:
             return request.url.endswith("/api/lease") and request.post_data_json.get("task") == task_id
 
-        await eventually(is_free)
+        await free(at, run_id)
         task_id = (await at.people.get_tree(run_id, "tree-0")).nodes[1].task_id
         release = await held(page, "**/api/lease", of=of_the_first)
         async with page.expect_request(of_the_first):

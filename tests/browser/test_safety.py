@@ -22,9 +22,10 @@ from aeenc_workbench.app import make_app
 from aeenc_workbench.events import Events
 from aeenc_workbench.settings import WorkbenchSettings
 from aeenc_workbench.sign_in import Links, Person, Sessions
-from browser.conftest import free_port, press_keys, started, submitted
+from browser.conftest import press_keys, signed_in, started, submitted
 
 from aeenc import values
+from services.launcher.processes import free_port
 from services.sampler.__main__ import build
 from support import waiting
 from support.certificates import certify, needs_openssl
@@ -201,8 +202,7 @@ async def alone(tmp_path: Path) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     at = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
     async with app.router.lifespan_context(app), at as http:
-        assert (await http.post(f"/sign-in?link={links.make(Person('ann'))}")).status_code == 303
-        http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
+        await signed_in(http, links, "ann")
         yield app, http
 
 
@@ -318,7 +318,7 @@ async def test_it_shows_the_services_one_certificate_of_its_own_and_browsers_ano
     redis_url: str, namespace: str, tmp_path: Path
 ) -> None:
     (cert, key), (own_cert, own_key) = certify(tmp_path, "services"), certify(tmp_path, "workbench")
-    (page_cert, page_key), at = certify(tmp_path, "page"), free_port()
+    (page_cert, page_key), at = certify(tmp_path, "page"), free_port(set())
     tls = {"tls_cert": cert, "tls_key": key, "tls_client_ca": own_cert}
     async with (
         small_world(redis_url, namespace) as world,
@@ -344,8 +344,7 @@ async def test_nobody_answers_under_the_lease_of_somebody_else(bench: Any) -> No
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         async with httpx.AsyncClient(base_url=at.url) as ann, httpx.AsyncClient(base_url=at.url) as bob:
             for name, http in (("ann", ann), ("bob", bob)):
-                await http.post(f"/sign-in?link={at.links.make(Person(name))}")
-                http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
+                await signed_in(http, at.links, name)
             lease = (await ann.post("/api/lease", json={})).json()["lease_id"]
             [task] = [one async for one in at.people.list_tasks(run_id)]
             calls = {"answer": {"verdicts": {task.task.candidates[0].premise.id: "explains"}, "seq": 1}}
@@ -364,7 +363,7 @@ async def test_the_events_do_not_tell_who_acts_on_which_task(bench: Any) -> None
     async with bench(overlap=2) as at:
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         async with httpx.AsyncClient(base_url=at.url) as http:
-            await http.post(f"/sign-in?link={at.links.make(Person('ann'))}")
+            await signed_in(http, at.links, "ann")
             async with http.stream("GET", "/api/events") as stream:
                 lines = stream.aiter_lines()
                 assert await anext(lines) == "retry: 1000"

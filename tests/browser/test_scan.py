@@ -12,6 +12,7 @@ import pytest
 from aeenc_workbench import calls
 from aeenc_workbench.app import make_app
 from aeenc_workbench.sign_in import Links, Person
+from browser.conftest import signed_in
 from starlette.routing import Route
 
 pytestmark = pytest.mark.browser
@@ -42,8 +43,7 @@ async def test_no_field_header_or_parameter_makes_a_route_fail(tmp_path: Path, m
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
     ):
-        assert (await http.post(f"/sign-in?link={links.make(person)}")).status_code == 303
-        http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]
+        await signed_in(http, links, person.name, person.role)
         asked: list[tuple[str, str, dict[str, Any]]] = []
         for route in (one for one in app.routes if isinstance(one, Route)):
             path = route.path.format(run="%00%ff", form="x", job="%ed%a0%80")

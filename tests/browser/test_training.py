@@ -12,12 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from aeenc_workbench.sign_in import Links, Person
-from browser.conftest import free_port, open_window, started
+from aeenc_workbench.sign_in import Links
+from browser.conftest import open_window, signed_in, started
 from browser.test_safety import findings
 from browser.test_screens import picture
 
 from aeenc.registry import RegistryClient
+from services.launcher.processes import free_port
 from services.store.registry import Registry
 from services.store.registry_rows import CheckpointRow
 from services.trainer import convert
@@ -42,7 +43,7 @@ async def workbench(world: TrainerWorld, folder: Path) -> AsyncIterator[tuple[st
     task_1.mkdir(parents=True)
     trees = [record(f"t{n}", QUERIES[n], f"sent1: {FACTS[n]}", "sent1 -> hypothesis; ") for n in range(8)]
     (task_1 / "dev.jsonl").write_text("".join(json.dumps(one) + "\n" for one in trees))
-    at = free_port()
+    at = free_port(set())
     words = ["--port", str(at), "--state-dir", str(folder / "workbench"), "--gold", str(folder / "gold")]
     words += ["--trainer", world.trainer.channel.target, "--sampler", world.sampler.channel.target]
     async with started(words):
@@ -135,7 +136,7 @@ async def test_only_an_admin_trains_and_nothing_moves_a_label_that_has_moved(
     async with workbench(world, tmp_path) as (url, links):
         for role in ("annotator", "adjudicator"):
             async with httpx.AsyncClient(base_url=url) as http:
-                await signed_in(http, links, role)
+                await signed_in(http, links, "somebody", role)
                 change = {"request": "once", "revision": 1, "version": world.space.version, "runs": [world.run_id]}
                 assert (await http.get("/api/training")).status_code == 403
                 assert (await http.get("/api/jobs/any/events")).status_code == 403
@@ -144,7 +145,7 @@ async def test_only_an_admin_trains_and_nothing_moves_a_label_that_has_moved(
                     assert refused.status_code == 403, call
                     assert f"is an {role}" in refused.json()["detail"]
         async with httpx.AsyncClient(base_url=url) as http:
-            await signed_in(http, links, "admin")
+            await signed_in(http, links, "somebody", "admin")
             [label] = [one for one in (await http.get("/api/training")).json()["labels"] if one["name"] == "stable"]
             moved = {"version": world.space.version, "revision": label["revision"] + 1, "request": "once"}
             refused = await http.post("/api/publish", json=moved)
@@ -165,7 +166,7 @@ async def test_a_label_of_several_spaces_is_rolled_back_in_the_space_of_its_row(
     before = {"cross-encoder": await second_stable(registry, cross_encoders(world))}
     before[TINY_SPACE] = await second_stable(registry, other_space)
     async with workbench(world, tmp_path) as (url, links), httpx.AsyncClient(base_url=url, timeout=30) as http:
-        await signed_in(http, links, "admin")
+        await signed_in(http, links, "somebody", "admin")
 
         async def stable() -> dict[str, Any]:
             labels = (await http.get("/api/training")).json()["labels"]
@@ -200,7 +201,7 @@ async def test_the_overview_asks_for_no_more_versions_than_it_shows(
 
     monkeypatch.setattr(convert, "to_checkpoint", counted)
     async with workbench(world, tmp_path) as (url, links), httpx.AsyncClient(base_url=url, timeout=30) as http:
-        await signed_in(http, links, "admin")
+        await signed_in(http, links, "somebody", "admin")
         versions = (await http.get("/api/training")).json()["versions"]
     assert list(versions) == sent
 
@@ -238,8 +239,3 @@ async def press(page: Any, button: Any) -> None:
     """Presses a button or link by the keyboard."""
     await button.focus()
     await page.keyboard.press("Enter")
-
-
-async def signed_in(http: httpx.AsyncClient, links: Links, role: Any) -> None:
-    await http.post(f"/sign-in?link={links.make(Person('somebody', role))}")
-    http.headers["x-csrf-token"] = (await http.get("/api/me")).json()["csrf"]

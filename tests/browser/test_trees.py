@@ -40,14 +40,11 @@ async def reopened(page: Any) -> None:
 
 async def children(bench: Any, run_id: str, count: int) -> list[str]:
     """The texts of the nodes below the root, once there are so many."""
-    texts: list[str] = []
 
-    async def grown() -> bool:
-        texts[:] = [node.text for node in (await bench.people.get_tree(run_id, "tree-0")).nodes[1:] if node.task_id]
-        return len(texts) == count
+    async def below() -> list[str]:
+        return [node.text for node in (await bench.people.get_tree(run_id, "tree-0")).nodes[1:] if node.task_id]
 
-    await eventually(grown)
-    return texts
+    return await eventually(below, is_so=lambda texts: len(texts) == count)
 
 
 @needs_axe

@@ -10,6 +10,7 @@ import pytest
 from browser.conftest import press_keys, shown, submitted
 from browser.test_annotate import not_explainable, read
 from browser.test_lead import disputed
+from browser.test_page import leave
 from browser.test_safety import findings, needs_axe
 from browser.test_sight import ROWS
 
@@ -301,8 +302,7 @@ async def test_who_comes_back_after_their_run_was_deleted_hears_of_that(bench: A
         run_id = await at.run(["hypothesis 0"], max_depth=0)
         page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("2")
-        await page.get_by_role("link", name="Playground").click()
-        await page.get_by_role("heading", name="Playground").wait_for()
+        await leave(page)
         await at.sampler.cancel(run_id)
         await at.sampler.wait(run_id)
         await at.sampler.delete(run_id)
@@ -398,10 +398,7 @@ async def test_a_task_that_comes_late_replaces_none_that_was_asked_for_since_and
             await page.keyboard.press("u") if before else free.set()
         came.set()
 
-        async def nobody() -> bool:
-            return not (await at.people.get_tree(other, "tree-0")).nodes[0].holders
-
-        await eventually(nobody)
+        await free(at, other)
         await shown(page, "hypothesis 0")
         await page.get_by_role("treeitem", selected=True).wait_for()
 

@@ -11,7 +11,6 @@ of its own and leaves them behind: take a server for tests.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -20,7 +19,6 @@ import pytest
 import pytest_asyncio
 
 from aeenc import AsyncClient
-from support.servers.milvus_server import MilvusServer
 from support.subject import Subject
 from support.waiting import until
 from support.worlds.index_world import RunningEncoder
@@ -42,9 +40,7 @@ async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         encoder = await stack.enter_async_context(RunningEncoder())
         changes: dict[str, Any] = {"artifacts_dir": tmp_path_factory.mktemp("artifacts")}
         if request.param == "milvus":
-            server: MilvusServer = request.getfixturevalue("milvus")
-            prefix = f"t{uuid.uuid4().hex[:12]}"
-            changes |= {"backend": "milvus", "milvus_uri": server.uri, "milvus_prefix": prefix}
+            changes |= request.getfixturevalue("milvus").settings()
         from services.index.__main__ import build
         from services.index.settings import IndexSettings
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,6 @@ from services.index.__main__ import build
 from services.index.catalogue.catalogue import Catalogue
 from services.index.settings import IndexSettings
 from services.store.artifacts import ArtifactStore
-from support.servers.milvus_server import MilvusServer
 from support.waiting import until
 from support.worlds.index_world import RunningEncoder, facts
 
@@ -56,9 +54,7 @@ def over(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings of the engine that a test runs over: those that its module names in `OVER`."""
     if getattr(request, "param", "files") == "files":
         return {}
-    server: MilvusServer = request.getfixturevalue("milvus")
-    address = {"milvus_uri": server.uri, "milvus_prefix": f"t{uuid.uuid4().hex[:12]}"}
-    return {"backend": "milvus", "milvus_timeout_s": 10.0, "milvus_refresh_s": 0.1, **address}
+    return {**request.getfixturevalue("milvus").settings(), "milvus_timeout_s": 10.0, "milvus_refresh_s": 0.1}
 
 
 @pytest.fixture

@@ -102,8 +102,10 @@ async def test_blocking_and_awaiting_in_another_loop_use_one_connection(retrieve
     awaited = await retriever.retrieve_async(QUERY)
     assert await asyncio.to_thread(retriever.retrieve, QUERY) == awaited
     assert await asyncio.to_thread(lambda: asyncio.run(retriever.retrieve_async(QUERY))) == awaited
+    channel = retriever._connected().channel
     await asyncio.to_thread(retriever.close)
-    assert await retriever.retrieve_async(QUERY) == awaited
+    assert channel._closed.is_set()
+    assert await retriever.retrieve_async(QUERY) == awaited, "by another connection"
 
 
 async def test_who_stops_waiting_ends_the_call(retriever: PremiseRetriever, index: Index):
@@ -153,12 +155,3 @@ async def test_a_used_retriever_is_copied_and_sent_to_other_processes_without_it
     for copied in (copy.deepcopy(retriever), copy.copy(retriever)):
         assert await copied.retrieve_async(QUERY) == found
         await asyncio.to_thread(copied.close)
-
-
-async def test_closing_ends_the_connection_and_the_next_call_opens_another(retriever: PremiseRetriever, index: Index):
-    await asyncio.to_thread(retriever.retrieve, QUERY)
-    channel = retriever._connected().channel
-    await asyncio.to_thread(retriever.close)
-    assert channel._closed.is_set()
-    assert await asyncio.to_thread(retriever.retrieve, QUERY)
-    assert len(index.tokens) == 2

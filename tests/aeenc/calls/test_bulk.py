@@ -150,18 +150,6 @@ async def test_an_encoder_that_comes_late_may_take_its_time(encoders, connect):
         assert np.array_equal(await work, EXPECTED)
 
 
-async def test_a_slow_encoder_does_not_stop_a_fast_one(encoders, connect):
-    work = await held(encoders, encode(connect()))
-    slow, fast = (encoder.servicer for encoder in encoders)
-    slow.may_answer.set()
-    slow.may_answer.clear()  # its first window is answered, and what comes next waits
-    fast.may_answer.set()
-    await until(lambda: len(fast.batches) >= 50 - 2 * WINDOW)
-    assert len(slow.batches) <= 2 * WINDOW
-    slow.may_answer.set()
-    assert np.array_equal(await work, EXPECTED)
-
-
 @pytest.mark.parametrize(("count", "patience_s"), [(1, 1.2), (2, 4.8)], ids=["the work", "a stream"])
 async def test_a_stall_of_this_process_is_no_silence_of_the_encoders(encoders, connect, count, patience_s):
     asked = encoders[:count]

@@ -160,24 +160,6 @@ async def test_a_name_that_the_lookup_itself_refuses_is_named() -> None:
         await raises(errors.Unavailable, resolve(f"dns:///{host}:1"), f"'{host}' cannot be resolved (no such name)")
 
 
-async def test_single_calls_go_round_the_list_and_pass_over_who_is_away(encoders: list[RunningEncoder]) -> None:
-    async with aeenc.connect_async(encoder=",".join(encoder.target for encoder in encoders), timeout_s=5) as client:
-        served = [encoder.servicer for encoder in encoders]
-        await client.encoder.encode(["warm"])
-        await asyncio.sleep(0.1)  # both are connected by now
-        for _ in range(20):
-            await client.encoder.encode(["ice"])
-        assert {len(one.requests) for one in served} <= {10, 11}
-        await encoders[0].stop()
-        before = len(served[1].requests)
-        for _ in range(20):
-            await client.encoder.encode(["ice"])
-        assert len(served[1].requests) == before + 20
-        async with RunningEncoder(encoders[0].target) as again, asyncio.timeout(5):
-            while not again.servicer.requests:
-                await client.encoder.encode(["ice"])
-
-
 async def test_bulk_work_is_spread_over_the_addresses_of_a_name(
     encoders: list[RunningEncoder], names: dict[str, list[str]]
 ) -> None:

@@ -30,6 +30,10 @@ def build(index, premises=PREMISES, **fields):
     return index.client.build("science", premises, request_id="r", **fields)
 
 
+def away(*_):
+    raise errors.Unavailable("the bucket is away")
+
+
 async def listed(index):
     return [(one.id, one.text) async for one in index.client.list_premises("science")]
 
@@ -71,9 +75,6 @@ async def test_a_build_goes_on_at_another_host_that_shares_a_bucket_alone(serve,
 async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_encoded_again(
     serve, encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def away(*_):
-        raise errors.Unavailable("the bucket is away")
-
     bucket = tmp_path / "bucket"
     encoder.servicer.pause_s = 2 * SYNC["build_sync_s"]  # what takes less is kept nowhere
     async with serve(**SYNC, artifacts_url=f"file://{bucket}") as index:
@@ -96,9 +97,6 @@ async def test_a_build_whose_upload_failed_is_uploaded_by_its_retry_and_not_enco
 async def test_a_build_whose_upload_failed_leaves_nothing_here_when_no_retry_can_go_on(
     serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def away(*_):
-        raise errors.Unavailable("the bucket is away")
-
     async with serve() as index:  # the directory is the store
         own = (await build(index, PREMISES[:30])).id
     monkeypatch.setattr(CachedStore, "push", away)

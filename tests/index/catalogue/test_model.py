@@ -16,7 +16,7 @@ from aeenc import AsyncClient, errors
 from services.index.__main__ import build
 from services.index.settings import IndexSettings
 from support.waiting import until
-from support.worlds.index_world import SPACE, RunningEncoder, premise, vector_of
+from support.worlds.index_world import SPACE, RunningEncoder, brute_force, premise, vector_of
 
 CORPORA = st.sampled_from(["science", "history"])
 # A text with and one without the exclamation mark have the same vector: ties.
@@ -157,13 +157,11 @@ class IndexMachine(RuleBasedStateMachine):
         content = self.generations[corpus][self.active[corpus]]
         excluded = data.draw(st.lists(st.sampled_from([ids[0] for ids, _ in content]), max_size=3))
         found = self.runner.run(self.client.search(corpus, vector[None], space_id=SPACE, k=k, exclude=excluded))
-        matrix = np.stack([vector_of(text) for _, text in content]).astype(np.float64)
-        exact = np.einsum("ij,j->i", matrix, vector.astype(np.float64)).astype(np.float32)
-        order = np.lexsort((np.arange(len(exact)), -exact))
-        best = [n for n in order if content[n][0][0] not in excluded][:k]
+        matrix = np.stack([vector_of(text) for _, text in content])
+        best, scores = brute_force(matrix, vector, k, np.array([ids[0] not in excluded for ids, _ in content]))
         assert found.generation == self.active[corpus]
         assert found.ids[0] == [content[n][0][0] for n in best]
-        assert found.scores[0].tobytes() == exact[best].tobytes()
+        assert found.scores[0].tobytes() == scores.tobytes()
 
     @rule(corpus=CORPORA)
     def look(self, corpus):

@@ -17,10 +17,7 @@ from services.index.dense.batcher import EXCLUDED_AFTERWARDS, SearchBatcher
 from services.index.dense.exact import FlatIndex, Int8Proposer, Proposal
 from services.index.values import ALL, Selection
 from services.onnx_devices import CPU, Placement
-
-
-def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:
-    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+from support.worlds.index_world import brute_force, unit
 
 
 def crowded(rows: int = 3000, dim: int = 33) -> NDArray[np.float32]:
@@ -40,15 +37,6 @@ def on_card(matrix: NDArray[np.floating]) -> card.CardProposer:
     proposer = card.Card(Placement([CPU])).load(matrix, float(norms_of(matrix).max()))
     assert proposer is not None
     return proposer
-
-
-def brute_force(
-    matrix: NDArray[np.float32], query: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    scores = np.einsum("ij,j->i", matrix.astype(np.float64), query.astype(np.float64)).astype(np.float32)
-    ordinals = np.arange(len(matrix)) if allowed is None else np.flatnonzero(allowed)
-    order = ordinals[np.lexsort((ordinals, -scores[ordinals]))][:k]
-    return order, scores[order]
 
 
 def served_of(matrix: NDArray[np.float32]) -> ServedGeneration:

@@ -6,12 +6,9 @@ from numpy.typing import NDArray
 
 from services.index.dense import exact as codes
 from services.index.dense.exact import Int8Proposer, Proposal
+from support.worlds.index_world import unit
 
 DIM = 384
-
-
-def unit(matrix: NDArray[np.float64]) -> NDArray[np.float32]:
-    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
 def spread(rows: int, seed: int) -> NDArray[np.float32]:

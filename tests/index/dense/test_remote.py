@@ -12,6 +12,7 @@ from aeenc import errors
 from services.index.dense.approximate import REMOTE_SLACK, RemoteIndex
 from services.index.dense.exact import FlatIndex
 from services.index.values import ALL, SearchParams
+from support.worlds.index_world import brute_force, unit
 
 
 class Rough:
@@ -27,10 +28,6 @@ class Rough:
             raw = self.matrix @ query
             order = np.argsort(-raw, kind="quicksort")[:width]
             yield order.astype(np.int64), raw[order]
-
-
-def unit(matrix):
-    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
 def crowded(rows, dim=33):
@@ -60,11 +57,10 @@ def test_lists_are_those_of_a_brute_force_in_float64(k):
     matrix, query = crowded(2000)
     queries = np.stack([query, lone(1)[0]])
     for hits, asked in zip(hits_of(Rough(matrix), queries, k), queries, strict=True):
-        exact = np.einsum("ij,j->i", matrix.astype(np.float64), asked.astype(np.float64)).astype(np.float32)
-        order = np.lexsort((np.arange(len(matrix)), -exact))[:k]
+        order, scores = brute_force(matrix, asked, k)
         assert hits.exact
         assert hits.ordinals.tolist() == order.tolist()
-        assert hits.scores.tobytes() == exact[order].tobytes()
+        assert hits.scores.tobytes() == scores.tobytes()
 
 
 def test_only_queries_that_need_it_are_asked_again_each_time_for_four_times_as_many():

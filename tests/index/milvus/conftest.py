@@ -18,14 +18,7 @@ def prefix() -> str:
 @pytest.fixture
 def over(milvus: Any, prefix: str) -> dict[str, Any]:
     """The settings of `serve`."""
-    return {
-        "backend": "milvus",
-        "milvus_uri": milvus.uri,
-        "milvus_prefix": prefix,
-        "milvus_timeout_s": 10.0,
-        "milvus_refresh_s": 0.1,
-        "retry": False,
-    }
+    return {**milvus.settings(prefix), "milvus_timeout_s": 10.0, "milvus_refresh_s": 0.1, "retry": False}
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from services.index.ranking.stages import Retrieval, Stages
 from services.index.values import FEATURES, VECTOR_FEATURES, Explanation, Scope, SearchHits, TextQuery
 from services.kit.limits import Limits
 from services.store.artifacts import Artifact
+from support.worlds.index_world import unit
 
 POOL, DEPTH, WIDE_DEPTH, FEEDBACK = 9, 6, 8, 3  # so small that small worlds reach them
 PARTNERS = {"others": (4, 0.08), "many": (5, 0.3)}
@@ -65,11 +66,11 @@ class World:
         splits: list[tuple[str, ...]] = [("train",), ("dev",), (), ("train", "dev")]
         tags: list[tuple[str, ...]] = [(), ("a",), ("a", "b"), ("c",)]
         rows = [PremiseRecord(f"p{n}", text, (), splits[n % 4], tags[n // 2 % 4]) for n, text in enumerate(texts)]
-        vectors = _unit(rng.integers(-2, 3, size=(24, 5)) + rng.normal(size=(24, 5)) * 0.1)
+        vectors = unit(rng.integers(-2, 3, size=(24, 5)) + rng.normal(size=(24, 5)) * 0.1)
         vectors[20:] = vectors[:4]  # ties
         told = [(" ".join(rng.choice(WORDS, 3)), tuple(f"p{n}" for n in rng.integers(0, 24, 3))) for _ in range(8)]
         asked = [texts[3], " ".join(rng.choice(WORDS, 3)), told[0][0].upper() + ".", "zebra"]
-        return cls(rows, vectors, [Explanation(*one) for one in told], asked, _unit(rng.normal(size=(4, 5))))
+        return cls(rows, vectors, [Explanation(*one) for one in told], asked, unit(rng.normal(size=(4, 5))))
 
     async def answer(self, query: TextQuery) -> list[SearchHits]:
         async def encode(texts: Sequence[str], _key: EncodeOptions, _id: str, left_s: float | None) -> Encoded:
@@ -100,10 +101,6 @@ class World:
         assert (timings.encode_s > 0) == ("LEXICAL" not in query.mode)
         assert 0 < timings.compute_s + timings.encode_s <= timings.total_s < time.perf_counter() - started
         return found.hits
-
-
-def _unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _top(scores: Scores, k: int) -> Scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import uuid
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ class MilvusServer:
             environment={"OMP_NUM_THREADS": "1"},
             has_health=False,
         )
+
+    def settings(self, prefix: str = "") -> dict[str, str]:
+        """Those of an index that searches by it, under a prefix of its own unless one is given."""
+        return {"backend": "milvus", "milvus_uri": self.uri, "milvus_prefix": prefix or f"t{uuid.uuid4().hex[:12]}"}
 
     def start(self) -> None:
         """Starts it and waits until it listens."""

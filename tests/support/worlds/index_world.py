@@ -20,12 +20,12 @@ import pytest
 from numpy.typing import NDArray
 
 from aeenc import errors, vectors
-from aeenc.transport import status
 from aeenc.v1 import encoder_pb2, encoder_pb2_grpc, index_pb2, types_pb2
 from services.encoder.servicer import ordered
 from services.index.building.journal import BUILDS
 from services.store.artifacts import ArtifactStore
 from support.waiting import eventually
+from support.worlds.sampler_world import refuse
 
 DIM = 32
 SPACE = "s00000000000000aa"
@@ -40,6 +40,21 @@ def vector_of(text: str, role: int = encoder_pb2.ROLE_PREMISE) -> np.ndarray:
     if role == encoder_pb2.ROLE_QUERY:
         total[0] += 0.01
     return (total / np.linalg.norm(total)).astype(np.float32)
+
+
+def unit(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """The directions of rows (n, dim)."""
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def brute_force(
+    matrix: NDArray[np.floating], query: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The k best rows of a matrix for a query (dim,) and their scores, computed in float64; ties by position."""
+    scores = np.einsum("ij,j->i", matrix.astype(np.float64), query.astype(np.float64)).astype(np.float32)
+    ordinals = np.arange(len(matrix)) if allowed is None else np.flatnonzero(allowed)
+    order = ordinals[np.lexsort((ordinals, -scores[ordinals]))][:k]
+    return order, scores[order]
 
 
 @cache
@@ -88,7 +103,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
                 yield response
             self.ended_streams += 1
         except errors.AeencError as error:
-            await _abort(context, error)
+            await refuse(context, error)
         finally:
             self.open_streams -= 1
 
@@ -96,7 +111,7 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         try:
             return await self._encode(request, context)
         except errors.AeencError as error:
-            await _abort(context, error)
+            await refuse(context, error)
 
     async def _encode(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
@@ -142,11 +157,6 @@ class HashedEncoder(encoder_pb2_grpc.EncoderServiceServicer):
         sign = -1.0 if precision == types_pb2.PRECISION_INT8 else 1.0
         scores = [sign * premise.count(letter) for premise in request.premises]
         return encoder_pb2.ScoreResponse(scores=scores, model_version=version, ensemble=ensemble, precision=precision)
-
-
-async def _abort(context: Any, error: errors.AeencError) -> None:
-    trailer = ((status.DETAILS_KEY, status.details_of(error)),)
-    await context.abort(status.code_of(error), status.message_of(error), trailer)
 
 
 class RunningEncoder:
