@@ -86,17 +86,14 @@ async def test_a_row_behind_the_bar_a_tab_behind_another_and_a_dialog_hide(bench
     async with bench() as at:
         run_id = await at.run(["hypothesis 0"], k=9, max_depth=0)
         page = await at.window("ann", shows="hypothesis 0")
-        await page.evaluate("""() => {
-            Object.defineProperty(document, "visibilityState", { get: () => window.behind ? "hidden" : "visible" });
-            window.behind = true;
-            document.dispatchEvent(new Event("visibilitychange"));
-        }""")
+        await record(page)
+        await page.evaluate(HIDE, True)
         await page.set_viewport_size({"width": 1280, "height": 500})
         await page.keyboard.press("1")
         await page.wait_for_timeout(1300)
         assert await page.locator(".gutter.seen").count() == 0
         await page.keyboard.press("?")
-        await page.evaluate("() => { window.behind = false; }")
+        await page.evaluate(HIDE, False)
         await page.wait_for_timeout(1300)
         assert await page.locator(".gutter.seen").count() == 0
         await page.keyboard.press("Escape")

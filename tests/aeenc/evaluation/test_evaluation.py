@@ -12,6 +12,7 @@ import pytest
 from ir_measures import AP, nDCG
 from typer.testing import CliRunner
 
+from aeenc import values
 from aeenc.cli.main import app
 from aeenc.errors import InvalidArgument
 from aeenc.evaluation import (
@@ -26,6 +27,7 @@ from aeenc.evaluation import (
     write_qrels,
     write_run,
 )
+from aeenc.exports import write_pairs
 
 PREMISES = 200
 MEASURES = {"MAP": AP, "NDCG": nDCG, "NDCG@10": nDCG @ 10, "NDCG@50": nDCG @ 50}
@@ -170,10 +172,13 @@ def test_a_file_that_breaks_off_while_it_is_written_leaves_the_old_one(tmp_path:
         raise InvalidArgument("the index has gone")
 
     rankings, gold = world(3)
-    old = {path.name: path.read_bytes() for path in written(tmp_path, rankings, gold)}
+    pairs = [values.Pair(query="q", premise="p", sign=values.PairSign.POSITIVE)]
+    write_pairs(tmp_path / "pairs", pairs)
+    old = {path.name: path.read_bytes() for path in (*written(tmp_path, rankings, gold), tmp_path / "pairs")}
     for write in (
         lambda: write_run(tmp_path / "run", broken(rankings[::-1]), "test"),
         lambda: write_qrels(tmp_path / "qrels", broken(gold[::-1])),
+        lambda: write_pairs(tmp_path / "pairs", broken(pairs)),
     ):
         with pytest.raises(InvalidArgument, match="has gone"):
             write()

@@ -188,15 +188,13 @@ def test_a_text_that_would_be_read_back_otherwise_is_not_written(leaf: str, inte
 
 
 def test_gold_is_the_union_over_the_trees_of_the_split(tmp_path: Path) -> None:
-    trees = tmp_path / "dataset" / "task_1"
-    trees.mkdir(parents=True)
     second = {**RECORD, "id": "t2", "context": "sent1: another fact", "proof": "sent1 -> hypothesis; "}
-    (trees / "train.jsonl").write_text(json.dumps(RECORD) + "\n" + json.dumps(second) + "\n")
-    (trees / "dev.jsonl").write_text(json.dumps({**second, "hypothesis": "leo is a constellation"}) + "\n")
-    facts = tmp_path / "supporting_data" / "worldtree_corpus_sentences_extended.json"
-    facts.parent.mkdir()
-    facts.write_text(json.dumps({"f1": "a fact", "f2": "another fact", "f3": "a fact"}))
-    dataset = Dataset.load(tmp_path)
+    files = {
+        "train": f"{json.dumps(RECORD)}\n{json.dumps(second)}",
+        "dev": json.dumps({**second, "hypothesis": "leo is a constellation"}),
+        "facts": json.dumps({"f1": "a fact", "f2": "another fact", "f3": "a fact"}),
+    }
+    dataset = Dataset.load(directory(tmp_path, **{name: content.encode() for name, content in files.items()}))
     gold = {query.text: query.gold for query in dataset.queries("train")}
     assert gold[RECORD["hypothesis"]] == ("leo: a thing; that contains stars", "another fact")
     assert dataset.hypotheses("train") == [("t1", RECORD["hypothesis"])]

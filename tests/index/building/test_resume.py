@@ -38,6 +38,15 @@ async def listed(index):
     return [(one.id, one.text) async for one in index.client.list_premises("science")]
 
 
+async def goes_on(index, encoder, kept: int):
+    """Builds all premises, of which the first `kept` are encoded already."""
+    encoder.servicer.encoded_premises.clear()
+    generation = await build(index)
+    assert (generation.premises, await listed(index)) == (60, [(one.id, one.text) for one in PREMISES])
+    assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[:kept]}
+    return generation
+
+
 @pytest.mark.parametrize("raising", ["premises", "on_progress"])
 async def test_what_the_callers_code_raises_is_not_taken_for_the_indexs_refusal(index, raising: str):
     raised: list[errors.Overloaded] = []
@@ -65,10 +74,9 @@ async def test_a_build_goes_on_at_another_host_that_shares_a_bucket_alone(serve,
     encoder.servicer.encoded_premises.clear()
     async with serve(**two) as index:
         await broken_build(index)  # on which the host dies, too, and the first one comes back
+    assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
     async with serve(**one) as index:
-        assert (await build(index)).premises == 60
-        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
-        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+        await goes_on(index, encoder, report.encoded)
     assert [path.name for path in bucket.glob("generations/science/.builds/*/*")] == ["progress.json"], "that is all"
 
 
@@ -140,8 +148,7 @@ async def test_a_copy_of_a_journal_in_which_two_hosts_have_written_counts_as_abs
     part = max(bucket.glob("generations/science/.builds/*/parts/vectors*"), key=lambda path: path.name)
     part.write_bytes(b"x" * part.stat().st_size)
     async with serve(**two) as index:
-        assert (await build(index)).premises == 60
-        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        await goes_on(index, encoder, 0)
 
 
 async def test_what_a_caller_who_goes_away_has_sent_never_passes_for_the_whole_corpus(serve):
@@ -178,9 +185,7 @@ async def test_other_premises_under_the_same_request_id_are_refused_and_nothing_
         other = index.client.build("science", PREMISES, request_id="other")
         base = (await other).id
         await raises(errors.AlreadyExists, build(index, base_generation=base), "another build")
-        encoder.servicer.encoded_premises.clear()
-        assert (await build(index)).premises == 60
-        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+        await goes_on(index, encoder, report.encoded)
 
 
 async def test_skipping_what_is_kept_is_taken_and_what_is_not_is_refused(serve):
@@ -207,11 +212,8 @@ async def test_what_lies_beyond_the_last_sync_is_cut_off(serve, encoder, name):
         file.write(b'{"id": "torn')
     async with serve(**SYNC) as index:
         report = await broken_build(index, durable=60, rows=50)  # goes on behind what was cut off, and is broken again
-    encoder.servicer.encoded_premises.clear()
     async with serve(**SYNC) as index:
-        generation = await build(index)
-        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
-        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
+        generation = await goes_on(index, encoder, report.encoded)
         index.store.open("generations/science", generation.id, verify="full")
 
 
@@ -224,11 +226,9 @@ async def test_damaged_work_is_done_again_and_not_taken_over(serve, encoder, nam
     place = data.index(VERSION.encode()) if name == "progress.json" else len(data) // 2
     data[place] ^= 0x10
     path.write_bytes(data)
-    encoder.servicer.encoded_premises.clear()
     async with serve(**SYNC) as index:
-        generation = await build(index)
+        generation = await goes_on(index, encoder, 0)
         assert set(encoder.servicer.encoded_premises) == {one.text for one in PREMISES}
-        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
         index.store.open("generations/science", generation.id, verify="full")
 
 
@@ -247,9 +247,7 @@ async def test_a_build_goes_on_behind_a_premise_that_the_index_has_refused(serve
     async with serve(**SYNC) as index:
         report = await broken_build(index, PREMISES[:40])
         await raises(errors.InvalidArgument, build(index, [*PREMISES[:40], premise("p0", "twice")]), "premises[40].id")
-        encoder.servicer.encoded_premises.clear()
-        assert (await build(index)).premises == 60
-        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+        await goes_on(index, encoder, report.encoded)
 
 
 async def test_a_build_goes_on_behind_a_malformed_message(serve, encoder):
@@ -272,9 +270,7 @@ async def test_a_build_goes_on_behind_a_malformed_message(serve, encoder):
         with pytest.raises(grpc.RpcError) as refused:
             await send()
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        encoder.servicer.encoded_premises.clear()
-        assert (await build(index)).premises == 60
-        assert set(encoder.servicer.encoded_premises) == {one.text for one in PREMISES[40:]}
+        await goes_on(index, encoder, 40)
 
 
 @pytest.mark.parametrize("place", [20, 39, 59])
@@ -284,11 +280,7 @@ async def test_a_build_goes_on_before_a_premise_that_the_encoder_has_refused(ser
     encoder.servicer.most_chars = 10
     async with serve(**SYNC) as index:
         await raises(errors.InvalidArgument, build(index, long), f"'p{place}'")
-        encoder.servicer.encoded_premises.clear()
-        assert (await build(index)).premises == 60
-        assert await listed(index) == [(one.id, one.text) for one in PREMISES]
-        before = place // 8 * 8  # batches have eight
-        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[:before]}
+        await goes_on(index, encoder, place // 8 * 8)  # batches have eight
 
 
 async def test_a_premise_too_long_is_cut_where_asked_also_in_a_retry_and_the_generation_says_so(serve, encoder):
