@@ -270,12 +270,14 @@ async def test_reading_is_bounded_by_the_answers_taken(encoders, connect):
 
 
 async def test_options_reach_the_encoder_and_a_lane_can_be_chosen(encoders, connect):
-    options = EncodeOptions("query", version="q1", precision="float32", truncate=True, lane="interactive")
+    chosen = {"version": "q1", "precision": "float32", "truncate": True, "lane": "interactive", "routing_key": "user 7"}
+    options = EncodeOptions("query", **chosen)
     async with BulkEncoder(connect(encoders[0].target).channel, options) as work:
         answer = await work.submit(["ice"])
     assert np.array_equal(answer.vectors[0], vector_of("ice", encoder_pb2.ROLE_QUERY))
     (request,) = encoders[0].servicer.requests
     assert (request.model.version, request.precision) == ("q1", types_pb2.PRECISION_FLOAT32)
+    assert (request.routing_key, answer.precision) == ("user 7", ""), "who does not say is not taken to be exact"
     assert (request.truncate, request.lane) == (types_pb2.TRUNCATE_END, encoder_pb2.LANE_INTERACTIVE)
 
 

@@ -188,13 +188,6 @@ async def test_a_name_that_moves_is_looked_up_again(
     await client.channel.close()
 
 
-async def test_a_name_that_nobody_knows_is_named(names: dict[str, list[str]]) -> None:
-    client = EncoderClient(Channel("dns:///nobody.test:1", timeout_s=5))
-    stream = client.encode_all(TEXTS, patience_s=0.3)
-    await raises(errors.Unavailable, anext(stream), "'nobody.test' cannot be resolved")
-    await client.channel.close()
-
-
 @needs_openssl
 async def test_certificates_are_checked_against_the_name_of_each_server(
     tmp_path: Path, names: dict[str, list[str]]

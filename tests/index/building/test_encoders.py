@@ -10,7 +10,7 @@ from aeenc import errors
 from aeenc.v1 import index_pb2
 from services.index.settings import IndexSettings
 from support.waiting import until
-from support.worlds.index_world import RunningEncoder, files_of, premise, raises
+from support.worlds.index_world import SPACE, RunningEncoder, files_of, premise, raises
 
 PREMISES = [premise(f"p{n}", f"fact {n} about {n % 7}") for n in range(400)]
 
@@ -63,6 +63,14 @@ async def test_an_encoder_of_another_version_or_space_in_the_middle_stops_the_bu
     assert files_of(index.store) == {}
     assert not [one async for one in index.client.list_corpora()]
     await until(lambda: not any(one.servicer.open_streams for one in encoders))
+
+
+async def test_a_delta_in_another_space_than_its_base_is_refused(index, encoders):
+    base = await index.client.build("science", PREMISES)
+    for one in encoders:
+        one.servicer.space_id = "sother"
+    call = index.client.build("science", [premise("n", "new")], base_generation=base.id)
+    await raises(errors.SpaceMismatch, call, "sother", SPACE)
 
 
 async def test_what_is_answered_is_written_although_the_caller_is_slow(index):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from services.index.building import index_process
 from services.index.building.index_process import index_generation, train_ivf
 from services.index.building.vectors import VectorFile, WrittenVectors
 from services.index.dense.batcher import SearchBatcher
+from services.index.lexical.bm25 import ARRAYS, SETTINGS, WORDS
 from services.index.settings import IndexSettings
 from services.index.values import EngineOptions
 from services.store.artifacts import ArtifactStore
@@ -29,12 +33,14 @@ from support.waiting import until
 from support.worlds.index_world import (
     SPACE,
     RunningEncoder,
+    broken_build,
     facts,
     files_of,
     indexing_processes,
     premise,
     raises,
     vector_of,
+    works,
 )
 
 KINDS = ["metal", "star", "plant", "frog", "cloud", "rock", "wave", "magnet", "glass", "seed"]
@@ -43,6 +49,7 @@ PREMISES = [premise(f"p{n}", text, splits=("train",) if n % 3 else ("dev",)) for
 QUERIES = np.stack([vector_of(f"{KINDS[n % 10]} of {n % 37} in {n % 53}") for n in range(40)])
 INDEX = "index.faiss"
 QUICK = {"recall": 0.95, "build_threads": 1}
+SYNC = {"build_sync_s": 0.01, "build_encode_timeout_s": 10.0}
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +259,70 @@ async def test_a_text_is_searched_as_widely_alone_as_beside_others(serve, scienc
         assert sorted(asked[:2]) == [(1, 5), (1, 6)]
         assert sorted(asked[2:]) == [(1, 5), (1, 6), (1, 8)]
         assert [[one.id for one in beside[n]] for n in (0, 1)] == [[one.id for one in alone[n]] for n in (0, 1)]
+
+
+async def test_a_build_that_was_gone_on_with_gives_the_generation_of_one_that_was_not(serve, encoder):
+    halved = {"engine": "ivf", "storage": "float16", **SYNC, **QUICK}
+    async with serve(**halved) as index:
+        whole = await index.client.build("science", PREMISES)
+        report = await broken_build(index, PREMISES, durable=1400, rows=1000)
+    encoder.servicer.encoded_premises.clear()
+    async with serve(**{**halved, "storage": "float32"}) as index:  # too late: the vectors are halves already
+        resumed = await index.client.build("science", PREMISES, request_id="r")
+        assert (resumed.id, resumed.engine) == (whole.id, "ivf")
+        # a batch of the broken build may still be encoded behind its last row
+        assert not set(encoder.servicer.encoded_premises) & {one.text for one in PREMISES[: report.encoded]}
+
+
+async def test_a_build_whose_indexing_is_killed_goes_on_behind_its_vectors(serve, encoder):
+    async with serve(engine="ivf", **SYNC, **QUICK) as index:
+        call = asyncio.ensure_future(index.client.build("science", PREMISES, request_id="r"))
+        found: list[int] = []
+
+        def is_indexing() -> bool:
+            found[:] = indexing_processes()
+            return bool(found)
+
+        await until(is_indexing)
+        os.kill(found[0], signal.SIGKILL)
+        generation = await call
+        assert (generation.premises, generation.engine, generation.active) == (1500, "ivf", True)
+        assert len(encoder.servicer.encoded_premises) < 2000, "all was encoded again"
+        assert not works(index.store)
+
+
+async def test_a_build_whose_indexing_always_dies_is_given_up(serve):
+    async with serve(engine="ivf", **SYNC, **QUICK) as index:
+        call = asyncio.ensure_future(index.client.build("science", PREMISES, request_id="r", resume_s=1.0))
+        killed = set()
+        while not call.done():
+            with contextlib.suppress(ProcessLookupError):
+                for process in indexing_processes():
+                    os.kill(process, signal.SIGKILL)
+                    killed.add(process)
+            await asyncio.sleep(0.01)
+        await raises(errors.Unavailable, call, "signal 9", "same request_id")
+        assert len(killed) > 1
+        assert len(works(index.store)) == 1, "what was durable is kept"
+
+
+async def test_a_full_disk_is_unavailable_and_leaves_what_was_there(index, monkeypatch):
+    before = await index.client.build("science", facts()[:3])
+    files = files_of(index.store)
+
+    def full(self, *rows):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(VectorFile, "append", full)
+    await raises(errors.Unavailable, index.client.build("science", facts(), resume_s=0), "disk is full")
+    assert files_of(index.store) == files
+    assert (await anext(index.client.list_corpora())).active.id == before.id
+
+
+async def test_a_generation_is_stamped_with_space_version_and_hashes(index):
+    generation = await index.client.build("science", facts())
+    manifest = json.loads((index.store.root / "generations/science" / generation.id / "manifest.json").read_text())
+    tables = {f"premises.{name}" for name in ("starts.npy", "ids.npy", "texts.npy", "groups.npy", "groups.json")}
+    assert set(manifest["files"]) == {"premises.jsonl", "vectors.npy", *tables, WORDS, SETTINGS, *ARRAYS}
+    assert (generation.space_id, generation.engine, generation.dim, generation.premises) == (SPACE, "flat", 32, 10)
+    assert generation.size_bytes == sum(entry["size_bytes"] for entry in manifest["files"].values())

@@ -153,10 +153,9 @@ async def test_a_host_that_has_signed_off_is_not_waited_for(serve, hosts, tmp_pa
     assert time.monotonic() - begun < 4, "REPLICA_WAIT_S is 5 s"
 
 
-@pytest.fixture
-async def damaged(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any, str, Path]]:
-    """Two indexes, of which the second looks often; a generation that the first has built, and its damaged object."""
+async def test_what_cannot_be_followed_is_not_fetched_at_every_look(serve, monkeypatch, tmp_path: Path):
     url = f"file://{tmp_path / 'bucket'}"
+    monkeypatch.setattr(catalogue, "PAUSE_S", 3600.0)
     async with (
         serve(artifacts_url=url, artifacts_dir=tmp_path / "one", replica_wait_s=0.1) as one,
         serve(artifacts_url=url, artifacts_dir=tmp_path / "two", look_s=0.02) as two,
@@ -165,29 +164,14 @@ async def damaged(serve, tmp_path: Path) -> AsyncIterator[tuple[Any, Any, str, P
         built = (await one.client.build("science", facts(), activate=False)).id
         vectors = tmp_path / "bucket/generations/science" / built / "vectors.npy"
         vectors.write_bytes(vectors.read_bytes()[::-1])
-        yield one, two, built, vectors
-
-
-async def test_what_cannot_be_followed_is_not_fetched_at_every_look(damaged, monkeypatch):
-    one, two, built, vectors = damaged
-    monkeypatch.setattr(catalogue, "PAUSE_S", 3600.0)
-    fetched, looks, look = count_downloads(monkeypatch), [], StoreWatch.at
-    monkeypatch.setattr(StoreWatch, "at", lambda *of: (looks.append(of), look(*of))[1])
-    await one.client.activate("science", built)
-    await until(lambda: vectors.name in two.server.readiness.reason)
-    seen = len(looks)
-    await until(lambda: len(looks) > seen + 10)
-    assert len([key for key in fetched if key.endswith(f"{built}/{vectors.name}")]) == 1
-    assert vectors.name in two.server.readiness.reason
-
-
-async def test_what_could_not_be_followed_is_followed_once_it_is_whole(damaged):
-    one, two, built, vectors = damaged
-    await one.client.activate("science", built)
-    await until(lambda: vectors.name in two.server.readiness.reason)
-    vectors.write_bytes(vectors.read_bytes()[::-1])
-    await follows(two, built)
-    assert not two.server.readiness.reason
+        fetched, looks, look = count_downloads(monkeypatch), [], StoreWatch.at
+        monkeypatch.setattr(StoreWatch, "at", lambda *of: (looks.append(of), look(*of))[1])
+        await one.client.activate("science", built)
+        await until(lambda: vectors.name in two.server.readiness.reason)
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 10)
+        assert len([key for key in fetched if key.endswith(f"{built}/{vectors.name}")]) == 1
+        assert vectors.name in two.server.readiness.reason
 
 
 async def test_generations_are_listed_without_fetching_them(serve, monkeypatch, tmp_path: Path):

@@ -1,11 +1,14 @@
-"""BM25 by itself: the textbook's figures, equal bytes, damaged files."""
+"""BM25 by itself: the textbook's figures, equal bytes, damaged files; a large call holds up no small one."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import bm25s
@@ -16,13 +19,15 @@ from aeenc.errors import DataLoss
 from services.index.lexical.bm25 import (
     ARRAYS,
     SETTINGS,
+    SLICE_S,
     WORDS,
+    LexicalExecutor,
     LexicalIndex,
     Vocabulary,
     words_of,
     write_lexical,
 )
-from services.index.values import LexicalSettings
+from services.index.values import LexicalSettings, Timings
 from services.store.artifacts import ArtifactStore
 
 # An .npy header of Python objects, whose content numpy would unpickle where that is allowed.
@@ -167,3 +172,26 @@ def test_a_vocabulary_knows_each_of_its_words_and_no_other(tmp_path):
     assert dict(vocabulary) == {word: n for n, word in enumerate(words)}
     assert [vocabulary[word] for word in words] == list(range(len(words)))
     assert not any(word in vocabulary for word in ("iron", "iron400", "\x00", "zzz", "iron1\niron10", "é\n"))
+
+
+async def test_a_slice_of_slow_texts_ends_early_so_that_another_call_has_its_turn():
+    executor, is_submitted = LexicalExecutor(), threading.Event()
+    order, timings = list[str](), Timings()
+    slow_s = 1.2 * SLICE_S
+
+    def slow(row: int) -> int:
+        if row == 0:
+            assert is_submitted.wait(timeout=20)
+        time.sleep(slow_s)
+        order.append("large")
+        return row
+
+    large = asyncio.create_task(executor.each(range(8), slow, None, timings))
+    small = asyncio.create_task(executor.each([0], lambda _: order.append("small"), None, Timings()))
+    await asyncio.sleep(0)  # both calls are with the thread now, in this order
+    is_submitted.set()
+    await small
+    assert await large == [*range(8)]
+    assert timings.compute_s >= 8 * slow_s
+    assert order == ["large", "small", *["large"] * 7]
+    executor.close()

@@ -59,25 +59,6 @@ def _measured(folds: int = 1) -> OutOfFold:
 
 
 @pytest.mark.parametrize(
-    "weights", [Weights(), Weights(0.3), Weights(0.3, 0.4), Weights(0.3, 0.4, 0.5), Weights(negative_feedback=0.5)]
-)
-async def test_what_is_tuned_is_what_retrieve_answers(index, weights: Weights) -> None:
-    await index.client.build("science", facts())
-    await index.client.put_explanations("science", EXPLAINED)
-    answered = await index.client.retrieve(
-        "science",
-        TEXTS,
-        k=len(FACTS),
-        mode="hybrid",
-        fusion=Fusion(lexical_weight=weights.lexical_weight),
-        prior=weights.prior,
-        negative_feedback=weights.negative_feedback,
-    )
-    for hits, ranked in zip(answered.results, _measured().rankings(weights), strict=True):
-        assert [hit.id for hit in hits] == [f"f{n}" for n in ranked.ordinals]
-
-
-@pytest.mark.parametrize(
     ("mode", "weights", "names"),
     [
         ("hybrid", Weights(0.3, 0.4, 0.5), FEATURES),
