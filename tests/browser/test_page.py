@@ -149,7 +149,7 @@ async def leave(page: Any) -> None:
     await page.get_by_role("heading", name="Playground").wait_for()
 
 
-async def free(bench: Any, run_id: str, text: str = "") -> None:
+async def nobody_holds(bench: Any, run_id: str, text: str = "") -> None:
     """Waits until nobody holds a node of the first tree, or the node of this text."""
 
     async def held_by() -> list[str]:
@@ -231,7 +231,7 @@ async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(be
             await page.get_by_text("Nothing waits for you").wait_for()
         if asks == "ended":
             await leave(page)
-            await free(at, run_id)
+            await nobody_holds(at, run_id)
             begin = page.get_by_role("link", name="Annotate")
         release = await held(page, "**/api/lease", of=of_a_task)
         async with page.expect_request(of_a_task):
@@ -239,7 +239,7 @@ async def test_a_task_that_comes_after_its_person_has_left_the_view_goes_back(be
         await leave(page)
         async with page.expect_response(lambda one: of_a_task(one.request)):
             release()
-        await free(at, run_id, asked)
+        await nobody_holds(at, run_id, asked)
         async with page.expect_request(of_a_task if asks == "ended" else "**/api/**"):
             await page.get_by_role("link", name="Annotate").click()
         await shown(page, seen)
@@ -258,7 +258,7 @@ async def test_who_opens_another_node_while_the_held_task_is_asked_for_is_told_o
         def of_the_first(request: Any) -> bool:
             return request.url.endswith("/api/lease") and request.post_data_json.get("task") == task_id
 
-        await free(at, run_id)
+        await nobody_holds(at, run_id)
         task_id = (await at.people.get_tree(run_id, "tree-0")).nodes[1].task_id
         release = await held(page, "**/api/lease", of=of_the_first)
         async with page.expect_request(of_the_first):

@@ -10,7 +10,7 @@ import pytest
 from browser.conftest import press_keys, shown, submitted
 from browser.test_annotate import not_explainable, read
 from browser.test_lead import disputed
-from browser.test_page import leave
+from browser.test_page import leave, nobody_holds
 from browser.test_safety import findings, needs_axe
 from browser.test_sight import ROWS
 
@@ -398,7 +398,7 @@ async def test_a_task_that_comes_late_replaces_none_that_was_asked_for_since_and
             await page.keyboard.press("u") if before else free.set()
         came.set()
 
-        await free(at, other)
+        await nobody_holds(at, other)
         await shown(page, "hypothesis 0")
         await page.get_by_role("treeitem", selected=True).wait_for()
 
