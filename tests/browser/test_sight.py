@@ -27,6 +27,17 @@ async def judgements(bench: Any, run_id: str, task: int = 0) -> list[str]:
     return [one.judgement.name for answer in tasks[task].answers for one in answer.verdicts]
 
 
+async def boxes(page: Any) -> list[Any]:
+    """Where each row stands."""
+    return [await row.bounding_box() for row in await page.locator(ROWS).all()]
+
+
+async def submit_button(page: Any) -> tuple[float, float]:
+    """The middle of the button that submits."""
+    box = await page.get_by_role("button", name="Submit").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 async def held(page: Any, *paths: str, of: Callable[[Any], bool] = lambda _: True) -> Callable[[], None]:
     """Holds the requests to paths back, or those `of` them that this is true of, until what it returns is called."""
     free = asyncio.Event()
@@ -203,9 +214,7 @@ async def test_an_empty_answer_is_asked_about_and_two_clicks_send_one(bench: Any
         page = await at.window("ann", shows="hypothesis 0")
         await page.keyboard.press("1")
         await page.set_viewport_size({"width": 1280, "height": 420})  # the bar stays where it is
-        submit = page.get_by_role("button", name="Submit")
-        box = await submit.bounding_box()
-        spot = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        spot = await submit_button(page)
         await page.mouse.click(*spot)
         await page.wait_for_timeout(600)
         await page.mouse.click(*spot)
@@ -236,8 +245,7 @@ async def test_a_second_press_on_submit_neither_judges_nor_answers_what_came_und
         await page.locator(ROWS).first.evaluate("(row) => row.scrollIntoView({ block: 'center' })")
         await page.locator(".gutter.seen").first.wait_for()
         await page.evaluate(f"scrollTo(0, {down})")
-        box = await page.get_by_role("button", name="Submit").bounding_box()
-        spot = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        spot = await submit_button(page)
         question = page.get_by_role("alertdialog", name="Nothing is accepted")
         for _ in range(3):
             await page.mouse.click(*spot)
@@ -280,14 +288,10 @@ async def test_no_row_moves_when_the_page_tells_what_became_of_the_last_answer(b
         await press_keys(page, "1", "Control+Enter")
         await shown(page, "hypothesis 1")
         await page.get_by_text("Submitted").wait_for()
-
-        async def tops() -> list[float]:
-            return [(await row.bounding_box())["y"] for row in await page.locator(ROWS).all()]
-
-        before = await tops()
+        before = await boxes(page)
         free.set()
         await page.get_by_text("One more person answers it").wait_for()
-        assert await tops() == before
+        assert await boxes(page) == before
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800), (640, 400)])
@@ -335,15 +339,11 @@ async def test_a_row_does_not_grow_under_the_mouse_or_in_the_frame(bench: Any) -
         await at.run(["hypothesis 0"], k=9, max_depth=0)
         page = await at.window("ann", shows="hypothesis 0")
         await page.get_by_text("unread").first.wait_for(state="detached")
-
-        async def boxes() -> list[Any]:
-            return [await row.bounding_box() for row in await page.locator(ROWS).all()]
-
-        before = await boxes()
+        before = await boxes(page)
         await page.locator(ROWS).nth(3).hover()
-        assert await boxes() == before
+        assert await boxes(page) == before
         await page.locator(ROWS).nth(4).locator(".text").click()
-        assert await boxes() == before
+        assert await boxes(page) == before
 
 
 async def test_the_tree_of_the_last_task_never_stands_beside_the_next(bench: Any) -> None:

@@ -127,7 +127,14 @@ async def test_workers_end_together_when_one_dies_and_when_the_process_that_star
     assert "a worker has ended" in index.log.read_text()
 
 
-@pytest.mark.parametrize("fields", [{"host": "unix:/tmp/x"}, {"backend": "milvus", "milvus_uri": "http://m:1"}])
-def test_workers_that_cannot_share_are_refused_by_name(fields):
-    with pytest.raises(ValidationError, match="AEENC_INDEX_SERVING_PROCESSES"):
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"host": "unix:/tmp/x"}, "AEENC_INDEX_SERVING_PROCESSES"),
+        ({"backend": "milvus", "milvus_uri": "http://m:1"}, "AEENC_INDEX_SERVING_PROCESSES"),
+        ({"device": "cuda"}, "AEENC_INDEX_DEVICE=cuda is for one serving process"),
+    ],
+)
+def test_workers_that_cannot_share_are_refused_by_name(fields, told):
+    with pytest.raises(ValidationError, match=told):
         IndexSettings(serving_processes=2, **fields)

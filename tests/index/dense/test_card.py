@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from aeenc import errors
 from aeenc.v1 import types_pb2
@@ -240,8 +239,3 @@ async def test_a_cuda_that_does_not_work_degrades_auto_and_ends_the_start_of_cud
         )
     with pytest.raises(errors.FailedPrecondition, match=r"AEENC_INDEX_DEVICE=cuda:1, but .* another card than 1"):
         main.build(IndexSettings(port=0, device="cuda:1"))
-
-
-def test_a_card_is_for_one_serving_process() -> None:
-    with pytest.raises(ValidationError, match="AEENC_INDEX_DEVICE=cuda is for one serving process"):
-        IndexSettings(device="cuda", serving_processes=2)

@@ -21,7 +21,7 @@ from services.index.ranking.encoding import TOGETHER, WINDOW, Reranker
 from services.index.ranking.fusion import Prior
 from services.index.values import ALL as ANY
 from services.index.values import DEFAULT_PARAMS, Scope, SearchHits, TextQuery, Timings
-from support.worlds.index_world import FACTS, facts, premise, raises, vector_of
+from support.worlds.index_world import FACTS, facts, raises, vector_of
 
 EXPLAINED = [
     ("magnets pull iron nails", ["f0", "f1", "gone"]),
@@ -139,14 +139,6 @@ async def test_a_text_that_finds_nothing_is_not_re_ranked_and_the_others_are(bui
     found = await built.client.retrieve("science", ["zebra", "heat"], k=2, mode="lexical", rerank=5)
     assert [[hit.id for hit in hits] for hits in found] == [[], ["f6", "f4"]], "by their letters e"
     assert len(encoder.servicer.score_requests) == 1
-
-
-async def test_long_lists_are_scored_in_parts(index, encoder):
-    await index.client.build("c", [premise(f"p{n}", f"iron {'e' * (n % 7)} {n}") for n in range(600)])
-    found = (await index.client.retrieve("c", ["iron"], k=500, rerank=600))[0]
-    assert [len(request.premises) for request in encoder.servicer.score_requests] == [256, 256, 88]
-    order = sorted(range(600), key=lambda n: (-(n % 7), n))[:500]
-    assert [hit.id for hit in found] == [f"p{n}" for n in order]
 
 
 async def test_failures_of_the_cross_encoder_reach_the_caller_by_name(serve, encoder):
