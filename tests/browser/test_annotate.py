@@ -36,6 +36,15 @@ async def read(page: Any, rows: int = 4) -> None:
     await page.locator(".gutter.seen").nth(rows - 1).wait_for()
 
 
+async def answered(page: Any, query: str, *keys: str) -> None:
+    """Answers the task that asks this, and lets the run go on with it."""
+    await shown(page, query)
+    await read(page)
+    await press_keys(page, *keys, "Control+Enter")
+    await page.get_by_text(f"Submitted: “{query}”").wait_for()
+    await page.keyboard.press("g")
+
+
 async def not_explainable(page: Any, rows: int = 4) -> None:
     """Says that nothing explains the query, so that an answer may accept nothing."""
     await read(page, rows)
@@ -59,10 +68,7 @@ async def test_a_tree_is_built_by_keys_alone(bench: Any) -> None:
         first = (await judged(at, run_id)).nodes[0].accepted[0].text
         await shown(page, first)
         assert await page.get_by_role("treeitem", selected=True).first.inner_text() != ""
-        await read(page)
-        await press_keys(page, "2", "l", "Control+Enter")
-        await page.get_by_text(f"Submitted: “{first}”").wait_for()
-        await page.keyboard.press("g")
+        await answered(page, first, "2", "l")
         await asyncio.wait_for(at.sampler.wait(run_id), 30)
         tree = await judged(at, run_id)
         assert [node.state for node in tree.nodes] == [values.TaskState.SETTLED] * 2
@@ -104,11 +110,8 @@ async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(
 async def test_a_judged_node_is_reopened_by_its_author_alone_and_the_rest_stays(bench: Any) -> None:
     async with bench() as at:
         run_id = await at.run(["hypothesis 0", "hypothesis 1"], max_depth=1)
-        page = await at.window("ann", shows="hypothesis 0")
-        await read(page)
-        await press_keys(page, "1", "Control+Enter")
-        await page.get_by_text("Submitted: “hypothesis 0”").wait_for()
-        await page.keyboard.press("g")
+        page = await at.window("ann")
+        await answered(page, "hypothesis 0", "1")
         await page.get_by_text("The run goes on.").wait_for()
         await page.keyboard.press("o")
         await page.get_by_role("button", name="Reopen: hypothesis 0").press("Enter")

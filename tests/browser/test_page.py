@@ -19,9 +19,9 @@ import pytest
 from aeenc_workbench.__main__ import DRAIN_S, main
 from aeenc_workbench.sign_in import Links, Person
 from browser.conftest import shown, started, submitted
-from browser.test_annotate import not_explainable
+from browser.test_annotate import answered, not_explainable
 from browser.test_sight import held
-from browser.test_trees import answered, children
+from browser.test_trees import children
 
 from services.launcher.fleet import Fleet, Options
 from services.launcher.processes import free_port

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser.conftest import press_keys, shown, submitted
-from browser.test_annotate import read
+from browser.test_annotate import answered, read
 from browser.test_safety import findings, needs_axe
 from browser.test_sight import ROWS, held
 
@@ -20,15 +20,6 @@ from support.waiting import eventually
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 PRACTICE = ROOT / "clients" / "workbench" / "page" / "src" / "practice.json"
-
-
-async def answered(page: Any, query: str, *keys: str) -> None:
-    """Answers the task that asks this, and lets the run go on with it."""
-    await shown(page, query)
-    await read(page)
-    await press_keys(page, *keys, "Control+Enter")
-    await page.get_by_text(f"Submitted: “{query}”").wait_for()
-    await page.keyboard.press("g")
 
 
 async def reopened(page: Any) -> None:
@@ -263,45 +254,29 @@ async def test_a_refused_row_stays_refused_with_its_time_in_sight_when_another_r
         assert after[ids[2]][2] >= 1000, "what its author has read by now is refused with the time of both"
 
 
-async def test_a_row_that_was_accepted_at_a_glance_and_is_unticked_later_is_not_refused(bench: Any) -> None:
+async def test_what_was_accepted_or_added_at_a_glance_and_is_taken_away_later_is_not_refused(bench: Any) -> None:
     async with bench(undo_s=0.0) as at:
         at.world.index.suffix = " and so on" * 40
         run_id = await at.run(["hypothesis 0"], k=30, max_depth=0)
         [lease] = await at.people.lease("ann", run_id=run_id)
-        first, *_, glanced, last = [one.premise.id for one in lease.task.candidates]
+        first, *others, glanced, last = [one.premise.id for one in lease.task.candidates]
+        added = next(one for one in (f"p{n}" for n in range(60)) if one not in (first, *others, glanced, last))
         accepted = {first: Verdict(EXPLAINS, in_sight_ms=1200), glanced: Verdict(EXPLAINS, in_sight_ms=300)}
-        await at.people.submit(lease, accepted | {last: Verdict(ABSTAINS)})
+        await at.people.submit(lease, Answer(accepted | {last: Verdict(ABSTAINS)}, additions=[added]))
         page = await at.window("ann")
         await page.get_by_text("Nothing waits for you").wait_for()
+        await page.evaluate("window.requestAnimationFrame = () => 0")  # nothing is in sight before a frame
         await reopened(page)
+        await page.get_by_role("button", name="Remove what was added").click()
         rows = page.get_by_role("list", name="Candidates").get_by_role("listitem")
         await rows.nth(28).get_by_role("button", name="Accept").click()
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("Changed.").wait_for()
         [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
-        assert {one.premise_id: one.judgement.name for one in task.answers[0].verdicts}[glanced] == "UNSEEN"
-
-
-async def test_an_addition_that_is_removed_at_a_glance_is_not_refused(bench: Any) -> None:
-    async with bench(undo_s=0.0) as at:
-        run_id = await at.run(["hypothesis 0"], k=4, max_depth=0)
-        [lease] = await at.people.lease("ann", run_id=run_id)
-        ids = [one.premise.id for one in lease.task.candidates]
-        added = next(one for one in (f"p{n}" for n in range(20)) if one not in ids)
-        await at.people.submit(lease, Answer([ids[0]], additions=[added]))
-        page = await at.window("ann")
-        await page.get_by_text("Nothing waits for you").wait_for()
-        await page.keyboard.press("o")
-        opened = page.get_by_role("button", name="Reopen: hypothesis 0")
-        await opened.wait_for()
-        await page.evaluate("window.requestAnimationFrame = () => 0")  # nothing is in sight before a frame
-        await opened.click()
-        await shown(page, "hypothesis 0")
-        await page.get_by_role("button", name="Remove what was added").click()
-        await page.keyboard.press("Control+Enter")
-        await page.get_by_text("Changed.").wait_for()
-        [task] = [one async for one in at.people.list_tasks(run_id, answered_by="ann")]
-        assert [(one.premise_id, one.judgement.name) for one in task.answers[0].additions] == [(added, "UNSEEN")]
+        said = (*task.answers[0].verdicts, *task.answers[0].additions)
+        assert [{one.premise_id: one.judgement.name for one in said}[name] for name in (glanced, added)] == [
+            "UNSEEN"
+        ] * 2
 
 
 async def test_a_run_over_other_texts_under_the_same_ids_begins_unread(bench: Any) -> None:

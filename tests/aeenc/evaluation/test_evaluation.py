@@ -172,13 +172,13 @@ def test_a_file_that_breaks_off_while_it_is_written_leaves_the_old_one(tmp_path:
         raise InvalidArgument("the index has gone")
 
     rankings, gold = world(3)
-    pairs = [values.Pair(query="q", premise="p", sign=values.PairSign.POSITIVE)]
+    pairs = [values.Pair(query=name, premise="p", sign=values.PairSign.POSITIVE) for name in ("one", "two")]
     write_pairs(tmp_path / "pairs", pairs)
     old = {path.name: path.read_bytes() for path in (*written(tmp_path, rankings, gold), tmp_path / "pairs")}
     for write in (
         lambda: write_run(tmp_path / "run", broken(rankings[::-1]), "test"),
         lambda: write_qrels(tmp_path / "qrels", broken(gold[::-1])),
-        lambda: write_pairs(tmp_path / "pairs", broken(pairs)),
+        lambda: write_pairs(tmp_path / "pairs", broken(pairs[::-1])),
     ):
         with pytest.raises(InvalidArgument, match="has gone"):
             write()
