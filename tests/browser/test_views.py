@@ -440,14 +440,3 @@ async def test_bringing_back_what_was_cleared_keeps_what_was_read_since(bench: A
         await page.get_by_role("button", name="Bring back").click()
         assert await page.locator(".candidates [aria-pressed=true]").count() == 1
         assert await last.count() == 1
-
-
-async def test_who_does_not_stay_in_a_tree_gets_the_next_task_of_another_while_it_grows(bench: Any) -> None:
-    async with bench(undo_s=300.0) as at:
-        await at.run(["hypothesis 0"], max_depth=0)
-        page = await at.window("ann", shows="hypothesis 0")
-        await page.get_by_label("stay in this tree").uncheck()
-        await submitted(page, "1")
-        await page.get_by_text("Nothing waits for you").wait_for()
-        await at.run(["hypothesis 1"], max_depth=0)
-        await shown(page, "hypothesis 1")

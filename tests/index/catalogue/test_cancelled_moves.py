@@ -39,6 +39,13 @@ async def two_active(index):
     return [(await index.client.build("science", facts()[:count])).id for count in (6, 8, 10)][:2]
 
 
+async def listed(index):
+    try:
+        return [one.id async for one in index.client.list_generations("science")]
+    except errors.NotFound:
+        return []
+
+
 async def active(index):
     return (await anext(index.client.list_corpora())).active.id
 
@@ -60,11 +67,7 @@ async def test_a_deletion_whose_caller_left_is_whole(index, monkeypatch):
     await index.client.get_premises("science", ["f1"], generation=first)  # keeps it open
     await leave_within(gate, index.client.delete("science", first))
     gate.opened.set()
-
-    async def is_gone():
-        return first not in [one.id async for one in index.client.list_generations("science")]
-
-    await eventually(is_gone)
+    await eventually(lambda: listed(index), is_so=lambda found: first not in found)
     await index.client.delete("science", second)  # its turn comes when the one before is over
     with pytest.raises(errors.NotFound):
         await index.client.get_premises("science", ["f1"], generation=first)
@@ -85,12 +88,5 @@ async def test_a_generation_whose_caller_left_at_its_commit_is_known_without_a_r
     monkeypatch.setattr(Builder, "_write", gate)
     await leave_within(gate, index.client.build("science", facts(), activate=False, request_id="r"))
     gate.opened.set()
-
-    async def is_known():
-        try:
-            return bool([one async for one in index.client.list_generations("science")])
-        except errors.NotFound:
-            return False
-
-    await eventually(is_known, timeout_s=20)
+    await eventually(lambda: listed(index))
     await until(lambda: not works(index.store))

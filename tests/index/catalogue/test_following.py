@@ -33,6 +33,13 @@ def opening(monkeypatch: pytest.MonkeyPatch, of: Catalogue, act: Callable[[str],
     monkeypatch.setattr(catalogue_module.Catalogue, "_open", open_)
 
 
+def opening_slowly(monkeypatch: pytest.MonkeyPatch, of: Catalogue) -> list[str]:
+    """The corpora whose generations the catalogue opens from now on, each in a tenth of a second."""
+    opened = list[str]()
+    opening(monkeypatch, of, lambda corpus: opened.append(corpus) or time.sleep(0.1))
+    return opened
+
+
 async def test_a_replica_that_is_busy_opening_one_corpus_is_alive_and_follows_the_others(serve, monkeypatch):
     async with serve(instance="one", **BRISK) as one, serve(instance="two", **BRISK) as two:
         (first, slow), (_, other) = [await two_generations(one, corpus) for corpus in ("science", "other")]
@@ -94,13 +101,7 @@ async def test_forty_callers_of_a_corpus_that_another_replica_has_just_activated
         with pytest.raises(errors.NotFound, match="no active generation"):
             await served(two, "science")
         await one.client.activate("science", second)
-        opened = list[str]()
-
-        def slowly(corpus: str) -> None:
-            opened.append(corpus)
-            time.sleep(0.1)
-
-        opening(monkeypatch, two.catalogue, slowly)
+        opened = opening_slowly(monkeypatch, two.catalogue)
         calls = [asyncio.ensure_future(served(two, "science")) for _ in range(40)]
         await asyncio.sleep(0.05)
         calls[0].cancel()
@@ -159,13 +160,7 @@ async def test_a_generation_that_is_read_and_activated_at_once_is_opened_once(se
     async with serve() as index:
         await index.client.build("science", facts()[:6])
         second = (await index.client.build("science", facts(), activate=False)).id
-        opened = list[str]()
-
-        def slowly(corpus: str) -> None:
-            opened.append(corpus)
-            time.sleep(0.1)
-
-        opening(monkeypatch, index.catalogue, slowly)
+        opened = opening_slowly(monkeypatch, index.catalogue)
         activation = index.client.activate("science", second)
         reading = [index.client.get_premises("science", ["f1"], generation=second) for _ in range(4)]
         calls = [activation, *reading] if is_first else [*reading, activation]

@@ -55,9 +55,9 @@ async def test_single_precision_holds_for_pairs_too_and_a_lower_one_for_texts_al
 async def test_no_ranking_mixes_the_scores_of_encoders_that_compute_in_other_precisions(
     built, encoder, monkeypatch, versions
 ):
-    monkeypatch.setattr(encoding, "PAIRS_A_CALL", 3)
     ask = {"k": 10, "rerank": 10, "rerank_versions": versions}
     expected = [(hit.id, hit.score) for hit in (await built.client.retrieve("science", [TEXT], **ask))[0]]
+    monkeypatch.setattr(encoding, "PAIRS_A_CALL", 3)
     encoder.servicer.score_requests.clear()
     encoder.servicer.cross_precisions = itertools.cycle([types_pb2.PRECISION_INT8, types_pb2.PRECISION_FLOAT32])
     found = (await built.client.retrieve("science", [TEXT], **ask))[0]

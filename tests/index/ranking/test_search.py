@@ -110,7 +110,7 @@ async def test_premises_are_not_collected_beyond_what_an_answer_holds(index, mon
     assert listed == ["p0", "p1", "p2"]
 
 
-async def test_search_works_without_an_encoder_and_retrieve_names_it(serve, encoder):
+async def test_search_and_retrieve_by_words_work_without_an_encoder_and_by_meaning_it_is_named(serve, encoder):
     async with serve(encode_timeout_s=1.0) as index:
         await index.client.build("science", facts())
         await encoder.stop()
@@ -120,16 +120,11 @@ async def test_search_works_without_an_encoder_and_retrieve_names_it(serve, enco
         info = await index.client.info()
         assert encoder.target in info.service.state_reason
         assert (await index.client.search("science", query("ice"), space_id=SPACE)).ids[0]
-
-
-@pytest.mark.parametrize("mode", ["lexical", "iterative_lexical"])
-async def test_words_find_premises_with_the_encoder_away(built, encoder, mode):
-    await encoder.stop()
-    found = await built.client.retrieve("science", ["which magnet attracts it", "zzz"], k=3, mode=mode)
-    assert found[0][0].text == "a magnet attracts iron"
-    assert found[0][0].score > 0
-    assert found[1] == [], "no premise shares a word with it"
-    assert (found.model_version, bool(found.generation)) == ("", True)
+        for mode in ("lexical", "iterative_lexical"):
+            found = await index.client.retrieve("science", ["which magnet attracts it", "zzz"], k=3, mode=mode)
+            assert (found[0][0].text, found[0][0].score > 0) == ("a magnet attracts iron", True)
+            assert found[1] == [], "no premise shares a word with it"
+            assert (found.model_version, bool(found.generation)) == ("", True)
 
 
 async def test_hybrid_is_the_fusion_of_exact_scores(built):
