@@ -29,7 +29,7 @@ log = get(__name__)
 
 PATIENCE_S = 300.0  # for encoders that are away or load slowly
 LABEL = "job-"
-_OF_BUILD = re.compile(rf"{LABEL}[0-9a-f]{{16}}-[0-9a-f]{{8}}")
+_OF_BUILD = re.compile(rf"{LABEL}([0-9a-f]+)-[0-9a-f]{{8}}")
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,9 @@ class TandemBuilder:
     async def sweep(self) -> None:
         """Removes labels that killed trainers have left, of jobs that have ended or were deleted since."""
         for row in await self._registry.labels(readable=True):
-            if row.name.startswith(LABEL):
-                state = await self._jobs.state(row.name.removeprefix(LABEL).partition("-")[0])
-                is_deleted = state is None and _OF_BUILD.fullmatch(row.name)  # else the label is not a job's
-                if is_deleted or (state is not None and state not in LIVE):
-                    await self._close(row.space_id, row.name)
+            of_build = _OF_BUILD.fullmatch(row.name)  # else the label is a caller's
+            if of_build and await self._jobs.state(of_build[1]) not in LIVE:
+                await self._close(row.space_id, row.name)
 
     async def _close(self, space_id: str, name: str) -> None:
         try:
