@@ -11,13 +11,14 @@ from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 
+from aeenc.errors import InvalidArgument
 from aeenc.files.lines import digest
 from services.store.formats import RESTORE, check_format, damage_is_data_loss, made_of
 from services.store.life_cycles import LIVE, UNFINISHED_TTL_S, LifeCycles, State, WorkKeys
 from services.store.redis import raising_unavailable
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery
-from services.trainer.jobs.losses import LOSSES, Batching, LossSpec, Mode
+from services.trainer.jobs.losses import LOSSES, OPTIONS, Batching, LossSpec, Mode
 from services.trainer.jobs.training_set import OwnText
 from services.trainer.registry.quality_gate import Comparison
 
@@ -26,6 +27,18 @@ FORMAT_VERSION = 1
 Targets = Literal["BINARY", "GRADES", "GRADE_DISTRIBUTION"]
 Negatives = Literal["RETRIEVED", "RANDOM", "NONE"]
 PROTOTYPES = 30  # of each class of questions
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "epochs": (0, 100),
+    "batch_size": (1, 1024),
+    "learning_rate": (1e-8, 1.0),
+    "temperature": (1e-3, 10.0),
+    "margin": (0.0, 2.0),
+    "regularization": (0.0, 1000.0),
+    "refused_weight": (1e-3, 1000.0),
+    "guide_margin": (-1.0, 1.0),
+    "prototypes": (1, 10_000),
+    "initial_share": (0.0, 1.0),
+}
 EVENT_FIELDS = ("state", "error", "version", "progress", "ended_at")
 
 
@@ -85,6 +98,30 @@ class JobConfig:
         """The name of the loss that it trains with."""
         return self.custom_loss or self.loss
 
+    def check(self, loss: LossSpec) -> None:
+        """Raises InvalidArgument for what cannot be trained with a loss, is out of range, or would be ignored."""
+        if conflict := loss.conflict(self.mode, self.loss_name):
+            raise InvalidArgument.field("config.custom_loss" if self.custom_loss else "config.loss", conflict)
+        if self.mode == "SIAMESE" and self.own_text == "NEGATIVE":
+            raise InvalidArgument.field(
+                "config.own_text",
+                "is NEGATIVE, but mode SIAMESE gives a text one vector as query and as premise, so that the two cannot "
+                "be parted; give EXCLUDED, or mode SINGLE or DUAL",
+            )
+        fewest = int(self.mode == "CROSS_ENCODER")
+        ranges = {**_RANGES, "hard_negatives": (fewest, 64), "accumulation": (1, self.batch_size)}
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if not low <= value <= high:  # NaN fails this too
+                raise InvalidArgument.field(f"config.{name}", f"is {value:.8g}; give {low:g} to {high:g}")
+        usual = self.of({"mode": self.mode, "loss": self.loss, "custom_loss": self.custom_loss})
+        for name in sorted(OPTIONS - loss.options):
+            if (value := getattr(self, name)) != getattr(usual, name):
+                given = f"{value:g}" if isinstance(value, float) else value
+                raise InvalidArgument.field(
+                    f"config.{name}", f"is {given}, which {self.loss_name} has no use for; leave it out"
+                )
+
     def fingerprint(self, validation: Sequence[EvaluationQuery]) -> str:
         """Hashes the request, so that two StartJob calls under one idempotency key can be compared."""
         return digest([self, [query.to_record() for query in validation]])
@@ -126,7 +163,6 @@ class Job:
     version: str = ""
     ended_at: datetime | None = None
     fingerprint: str = ""
-    event_seq: int = 0
     traceparent: str = ""  # of the call that started it
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -22,23 +22,10 @@ from services.store.registry import CheckpointRow
 from services.store.requests import Request
 from services.trainer.evaluation.protocol import EvaluationQuery, GoldStandard, merge_queries
 from services.trainer.jobs.job import Job, JobConfig, JobStore
-from services.trainer.jobs.losses import LOSSES, NOTHING_CONFIGURED, OPTIONS, Configured, LossSpec, loss_of_ones_own
+from services.trainer.jobs.losses import LOSSES, NOTHING_CONFIGURED, Configured, loss_of_ones_own
 from services.trainer.jobs.pair_sources import DataSets, SampledPairs
 from services.trainer.jobs.runner import JobRunner
 from services.trainer.registry.checkpoints import CROSS_ENCODER, Checkpoints, active_generation
-
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "epochs": (0, 100),
-    "batch_size": (1, 1024),
-    "learning_rate": (1e-8, 1.0),
-    "temperature": (1e-3, 10.0),
-    "margin": (0.0, 2.0),
-    "regularization": (0.0, 1000.0),
-    "refused_weight": (1e-3, 1000.0),
-    "guide_margin": (-1.0, 1.0),
-    "prototypes": (1, 10_000),
-    "initial_share": (0.0, 1.0),
-}
 
 
 class TrainingJobs:
@@ -124,20 +111,7 @@ class TrainingJobs:
             remedy = "name at least one run (ListRuns, `aeenc runs`; `aeenc train --run RUN`), or a data set"
             raise errors.InvalidArgument.field("config.run_ids", f"is empty; {remedy}")
         dotted = self._configured.loss(config.custom_loss)
-        loss = loss_of_ones_own(dotted) if dotted else LOSSES[config.loss]
-        if conflict := loss.conflict(config.mode, config.loss_name):
-            raise errors.InvalidArgument.field("config.custom_loss" if dotted else "config.loss", conflict)
-        if config.mode == "SIAMESE" and config.own_text == "NEGATIVE":
-            raise errors.InvalidArgument.field(
-                "config.own_text",
-                "is NEGATIVE, but mode SIAMESE gives a text one vector as query and as premise, so that the two cannot "
-                "be parted; give EXCLUDED, or mode SINGLE or DUAL",
-            )
-        for name, (low, high) in _RANGES.items():
-            _within(name, getattr(config, name), low, high)
-        _within("hard_negatives", config.hard_negatives, int(config.mode == "CROSS_ENCODER"), 64)
-        _within("accumulation", config.accumulation, 1, config.batch_size)
-        _check_options(config, loss)
+        config.check(loss_of_ones_own(dotted) if dotted else LOSSES[config.loss])
         self._configured.base_model(config.base_model)
         if config.note.strip():  # a list has it in each job
             check_texts([config.note], self.limits, "config.note")
@@ -201,22 +175,6 @@ def _same_premises_in(store: ArtifactStore, opened: Generation, space_id: str) -
             if found.meta["space_id"] == space_id and found.files[PREMISES].sha256 == premises:
                 return open_generation(store, opened.corpus, name)
     return opened
-
-
-def _check_options(config: JobConfig, loss: LossSpec) -> None:
-    """Refuses options that the training with a loss would ignore."""
-    usual = JobConfig.of({"mode": config.mode, "loss": config.loss, "custom_loss": config.custom_loss})
-    for name in sorted(OPTIONS - loss.options):
-        if (value := getattr(config, name)) != getattr(usual, name):
-            given = f"{value:g}" if isinstance(value, float) else value
-            raise errors.InvalidArgument.field(
-                f"config.{name}", f"is {given}, which {config.loss_name} has no use for; leave it out"
-            )
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # NaN fails this too
-        raise errors.InvalidArgument.field(f"config.{name}", f"is {value:.8g}; give {low:g} to {high:g}")
 
 
 def _same(job: Job, config: JobConfig, fingerprint: str) -> Job:

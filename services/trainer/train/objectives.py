@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.errors import FailedPrecondition
 from services.trainer.jobs.job import JobConfig
 from services.trainer.jobs.losses import LossSpec, Over
 from services.trainer.jobs.training_set import DropReason, Example, TrainingSet
@@ -303,12 +303,7 @@ def formula_of(spec: LossSpec) -> Formula:
 
 
 def build_objective(data: LossData, spec: LossSpec, name: str) -> Objective:
-    """Builds the objective of a loss. Raises InvalidArgument if the mode excludes it.
-
-    Raises FailedPrecondition, NO_POSITIVES or NO_NEGATIVES, if it can use no query.
-    """
-    if conflict := spec.conflict(data.config.mode, name):
-        raise InvalidArgument.field("config.loss", conflict)
+    """Builds the objective of a loss. Raises FailedPrecondition, NO_POSITIVES or NO_NEGATIVES, if it uses no query."""
     objective = OBJECTIVES[spec.over](data)
     if not objective.size and spec.over == "quadruples":
         raise FailedPrecondition(

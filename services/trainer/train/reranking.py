@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from aeenc.errors import FailedPrecondition, InvalidArgument
+from aeenc.errors import FailedPrecondition
 from aeenc.evaluation import UNRANKED
 from services.store.files import sha256_of
 from services.trainer.evaluation.protocol import GoldStandard, Ranks, Report, evaluate
@@ -39,8 +39,8 @@ from services.trainer.train.loop import best_weights
 from services.trainer.train.losses import regression
 from services.transformer import load_transformer
 
+Rankings = Sequence[NDArray[np.int64]]  # a list of ordinals for each query
 REMEDY = "name a base_model such as BERT, or build the corpus with one"
-NONE = -1  # no premise
 FIRST = 50  # premises of an encoder's ranking that can become negatives
 RERANKED = 20  # premises that the validation re-ranks
 WEIGHT = 0.2  # of the score, added to the cosine in the validation
@@ -141,11 +141,9 @@ class RerankingTask:
     def objective(self) -> RegressionObjective:
         """Builds the regression on judged pairs; negatives are refused premises and those that encoders rank first.
 
-        Raises InvalidArgument for another loss, FailedPrecondition without any negative.
+        Raises FailedPrecondition without any negative.
         """
         inputs, config = self.inputs, self.inputs.plan.config
-        if conflict := inputs.plan.loss.conflict(config.mode, config.loss_name):
-            raise InvalidArgument.field("config.loss", conflict)
         texts = [*(premise.text for premise in inputs.generation.premises), *inputs.training_set.outside]
         objective = RegressionObjective(inputs.training_set, self._negatives(), texts.__getitem__, config, self._logits)
         if not objective.size:
@@ -193,8 +191,8 @@ class RerankingTask:
     @property
     def rankings(self) -> str:
         """Names the rankings that are re-ranked; reports on others cannot be compared."""
-        listed = self._first.ordinals
-        return hashlib.sha256(listed.tobytes()).hexdigest() if self.inputs.candidates else self.inputs.base.id
+        listed = json.dumps([ordinals.tolist() for ordinals in self._first.ordinals])
+        return hashlib.sha256(listed.encode()).hexdigest() if self.inputs.candidates else self.inputs.base.id
 
     @cached_property
     def _pairs(self) -> list[Pair]:
@@ -202,17 +200,17 @@ class RerankingTask:
         return [
             (query.text, self.inputs.generation.premises[int(n)].text)
             for query, ordinals in zip(self.inputs.validation, self._first.ordinals, strict=True)
-            for n in ordinals[ordinals != NONE]
+            for n in ordinals
         ]
 
     def _reranked(self, found: NDArray[np.float32]) -> Report:
         """Reports on the first premises in the order of the scores (pairs,) of `_pairs`."""
-        first = self._first
-        scores = np.full(first.ordinals.shape, -np.inf, dtype=np.float32)
-        scores[first.ordinals != NONE] = found
-        weighted = scores if self.inputs.candidates else first.cosines + WEIGHT * scores
-        order = np.argsort(-weighted, axis=1, kind="stable")
-        return first.report(np.take_along_axis(first.ordinals, order, axis=1))
+        ordinals, cosines = self._first.ordinals, self._first.cosines
+        scores = np.split(found, np.cumsum([len(one) for one in ordinals])[:-1])
+        if not self.inputs.candidates:
+            scores = [cosine + WEIGHT * score for cosine, score in zip(cosines, scores, strict=True)]
+        orders = [np.argsort(-score, kind="stable") for score in scores]
+        return self._first.report([one[order] for one, order in zip(ordinals, orders, strict=True)])
 
     @cached_property
     def _first(self) -> FirstRankings:
@@ -222,12 +220,11 @@ class RerankingTask:
         if inputs.candidates:
             ordinals = self._retrieved(texts)
             ranks = [ranks_in(gold, listed, UNRANKED) for gold, listed in zip(standard.kept, ordinals, strict=True)]
-            return FirstRankings(standard, ordinals, np.zeros(ordinals.shape, np.float32), ranks, candidates)
+            return FirstRankings(standard, ordinals, (), ranks, candidates)
         queries, premises = inputs.frozen(inputs.base.id, texts, inputs.spec.query_prefix), inputs.generation.vectors
         whole = evaluate(inputs.validation, queries, premises, inputs.generation.premises.ordinal_by_text)
-        return FirstRankings(
-            standard, *nearest(queries, premises, RERANKED, standard.own), whole.strict_ranks, candidates
-        )
+        listed, cosines = nearest(queries, premises, RERANKED, standard.own)
+        return FirstRankings(standard, list(listed), list(cosines), whole.strict_ranks, candidates)
 
     def _negatives(self) -> list[NDArray[np.int64]]:
         """Lists each example's negatives: refused premises and those ranked first, without excluded ones."""
@@ -238,34 +235,30 @@ class RerankingTask:
         never[[ordinal for ordinal in known if ordinal is not None]] = True
         found = []
         for n, example in enumerate(inputs.training_set.examples):
-            first = np.unique(np.concatenate([ranking[n] for ranking in rankings]))
-            first = first[first != NONE]
+            first = np.concatenate([example.refused[:0], *(ranking[n] for ranking in rankings)])
             first = np.setdiff1d(first[~never[first]], example.excluded)
             found.append(np.setdiff1d(np.union1d(first, example.refused), example.positives))
         return found
 
-    def _unjudged(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Returns rankings (texts, any) whose premises may become negatives, as the configuration says."""
+    def _unjudged(self, texts: Sequence[str]) -> list[Rankings]:
+        """Returns rankings for each text whose premises may become negatives, as the configuration says."""
         inputs, kind = self.inputs, self.inputs.plan.config.negatives
         if kind == "NONE":
-            return [np.full((len(texts), 1), NONE, dtype=np.int64)]
+            return []
         if kind == "RANDOM":
             generator, rows = np.random.default_rng([inputs.plan.config.seed, 1]), len(inputs.generation.premises)
-            return [np.array([generator.choice(rows, min(rows, CANDIDATES), replace=False) for _ in texts])]
+            return [[generator.choice(rows, min(rows, CANDIDATES), replace=False) for _ in texts]]
         if inputs.candidates:
             return [self._retrieved(texts)]
         versions = dict.fromkeys((inputs.base.id, inputs.generation.premise_version))  # mostly two
         encoded = (inputs.frozen(version, texts, inputs.spec.query_prefix) for version in versions)
-        return [nearest(queries, inputs.generation.vectors, FIRST)[0] for queries in encoded]
+        return [list(nearest(queries, inputs.generation.vectors, FIRST)[0]) for queries in encoded]
 
-    def _retrieved(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Looks up the candidates of texts: ordinals (texts, CANDIDATES), NONE behind the end of a shorter list."""
+    def _retrieved(self, texts: Sequence[str]) -> Rankings:
+        """Looks up the candidates of texts; none of a query without an explanation."""
         ordinal = self.inputs.generation.premises.ordinal_by_id
-        found = np.full((len(texts), CANDIDATES), NONE, dtype=np.int64)
-        for row, text in zip(found, texts, strict=True):
-            ids = self.inputs.candidates.get(text, ())  # none for a query without an explanation
-            row[: len(ids)] = [ordinal[premise_id] for premise_id in ids]
-        return found
+        listed = (self.inputs.candidates.get(text, ()) for text in texts)
+        return [np.array([ordinal[premise_id] for premise_id in ids], dtype=np.int64) for ids in listed]
 
     @cached_property
     def _grades(self) -> list[float]:
@@ -319,18 +312,18 @@ class RerankingTask:
 
 @dataclass(frozen=True)
 class FirstRankings:
-    """The first premises of each validation query, ordinals and cosines (q, k), and its gold premises' strict ranks.
+    """The first premises of each validation query, ordinals and cosines, and its gold premises' strict ranks.
 
-    `candidates` is the number of all premises.
+    Those that the index retrieved have no cosines. `candidates` is the number of all premises.
     """
 
     standard: GoldStandard
-    ordinals: NDArray[np.int64]
-    cosines: NDArray[np.float32]
+    ordinals: Rankings
+    cosines: Sequence[NDArray[np.float32]]
     ranks: Sequence[Ranks]
     candidates: int
 
-    def report(self, ordinals: NDArray[np.int64]) -> Report:
+    def report(self, ordinals: Rankings) -> Report:
         """Reports on another order of the first premises; the others keep their ranks."""
         each = zip(self.standard.kept, ordinals, self.ranks, strict=True)
         return Report.of(self.standard, [ranks_in(*one) for one in each], None, candidates=self.candidates)

@@ -49,15 +49,20 @@ def run(
     What `formula` gets depends on `over`: see `train/objectives.py`. It learns from `data_sets`, by name as in the
     trainer's settings, and `pairs`; `validation` and further `options` are those of JobConfig. `settings` (default: the
     trainer's environment) name artifacts and Redis. Called again with the same `directory`, it goes on after the last
-    epoch, with the pairs and queries of the first call. Raises NotFound for an unknown corpus, InvalidArgument for a
-    gold premise outside it, FailedPrecondition for a training that fails, or a `directory` in which another has begun.
+    epoch, with the pairs and queries of the first call. Raises NotFound for an unknown corpus, InvalidArgument for an
+    option that a call of StartJob is refused, too, and for a gold premise outside the corpus, FailedPrecondition for a
+    training that fails, or a `directory` in which another has begun.
     """
-    own = settings or TrainerSettings()
     dotted = f"{over}:{formula.__module__}.{formula.__qualname__}"
     named = {"corpus": corpus, "custom_loss": formula.__name__, "data_sets": tuple(data_sets or ())}
-    config = JobConfig.of(named | options, loss_of_ones_own(dotted))
+    spec = loss_of_ones_own(dotted)
+    config = JobConfig.of(named | options, spec)
     if config.mode != "SINGLE":
         raise InvalidArgument(f"mode is {config.mode}, whose generation only a trainer builds; give SINGLE")
+    if config.run_ids:
+        raise InvalidArgument(f"run_ids is {list(config.run_ids)}, which only a trainer reads; give their `pairs`")
+    config.check(spec)
+    own = settings or TrainerSettings()
     store = open_store(own.artifacts_dir, own.artifacts_url, own.artifacts_cache_bytes)
     active = active_generation(store, corpus)
     opened = open_generation(store, corpus, active)

@@ -25,6 +25,7 @@ from support.worlds.trainer_world import (
     VALIDATION,
     MakeJob,
     Space,
+    maps_of,
     result_of,
     serve_encoder,
     serve_trainer,
@@ -76,8 +77,23 @@ async def test_a_loss_of_a_script_is_trained_published_and_served(
         assert made.base_version == space.version
     artifact = space.store.open("checkpoints", version)
     assert artifact.meta["lineage"]["custom_loss"] == "cosine_hinge"
-    metrics = json.loads(artifact.file("metrics.json").read_bytes())
-    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"]
+    before, after = maps_of(artifact)
+    assert after > before
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"batch_size": 0}, "config.batch_size: is 0; give 1 to 1024"),
+        ({"candidates": "LEXICAL"}, "config.candidates: is LEXICAL, which cosine_hinge has no use for; leave it out"),
+        ({"run_ids": ("r1",)}, "run_ids is ['r1'], which only a trainer reads; give their `pairs`"),
+    ],
+)
+def test_a_script_is_refused_what_a_call_is_refused_and_runs_that_it_would_not_read(
+    example: Any, options: dict[str, Any], told: str
+):
+    with pytest.raises(errors.InvalidArgument, match=re.escape(told)):
+        run(example.cosine_hinge, corpus="c", **options)
 
 
 def test_a_loss_of_the_settings_trains_as_the_same_formula_does_by_its_name(space: Space, make_job: MakeJob):
