@@ -16,11 +16,11 @@ import contextlib
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from aeenc import errors
 from aeenc.calls.retrieval import Mode, Retrieval
@@ -32,7 +32,7 @@ from services.kit.logs import get
 from services.kit.readiness import Readiness
 from services.kit.tracing import failed, span
 from services.store.files import DISK_FULL
-from services.store.formats import NewerFormat, made_of
+from services.store.formats import UNREADABLE, NewerFormat, made_of
 from services.store.life_cycles import LIVE, State
 from services.store.redis import WorkLease, once_redis_answers
 from services.trainer.evaluation.evaluator import IndexRanks
@@ -97,7 +97,7 @@ class JobRunner:
         self._jobs_dir, self._means, self._configured = jobs_dir, means, configured
         self._lease_s, self._poll_s = lease_s, poll_s
         self.active_job = ""
-        self._ends: dict[str, tuple[int, int]] = {}  # by job: epochs finished, and how often it was asked to end since
+        self._ends = Counter[tuple[str, int]]()  # of a job's process on request, by job and epochs finished
         self._backoff = Backoff(readiness)
         self._work: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -158,7 +158,7 @@ class JobRunner:
                 tell = log.info if why.startswith(ENDED_ELSEWHERE) else log.warning
                 tell("job was stopped", job=job_id, reason=why)
                 return
-        except (*TRANSIENT, NewerFormat) as error:
+        except (*TRANSIENT, *UNREADABLE) as error:
             pause_s = self._backoff.postpone(job_id, error.message)
             log.warning("job waits", job=job_id, reason=error.message, seconds=pause_s)
             return
@@ -276,7 +276,7 @@ class JobRunner:
             if self._draining:
                 raise JobStopped
             if asked_to_end(ended.result()):  # perhaps the start of a shutdown that has not reached this process yet
-                self._count_end(job.id, ended.result(), files.progress() or {})
+                self._count_end((job.id, int((files.progress() or {}).get("epochs_done", 0))), -ended.result())
                 raise errors.Unavailable(f"its process was asked to end (signal {-ended.result()})")
             raise JobFailed(describe_exit(ended.result()))
         finally:
@@ -284,17 +284,14 @@ class JobRunner:
             await finish(child.end())
             await cancel_all([ended])
 
-    def _count_end(self, job_id: str, status: int, progress: dict[str, Any]) -> None:
-        """Counts the ends of a job's process on request. Raises JobFailed after MOST_ENDS of them within one epoch."""
-        epochs, times = self._ends.pop(job_id, (0, 0))
-        now = int(progress.get("epochs_done", 0))
-        times = 1 if now > epochs else times + 1
-        if times >= MOST_ENDS:
+    def _count_end(self, within: tuple[str, int], signal: int) -> None:
+        """Counts an end on request within a job's epoch. Raises JobFailed for the last of MOST_ENDS."""
+        self._ends[within] += 1
+        if self._ends[within] >= MOST_ENDS:
             raise JobFailed(
-                f"its process was asked to end {times} times (signal {-status}) before it finished another epoch; find "
-                "out who stops it, then resume"
+                f"its process was asked to end {self._ends.pop(within)} times (signal {signal}) before it finished "
+                "another epoch; find out who stops it, then resume"
             )
-        self._ends[job_id] = (max(now, epochs), times)
 
     async def _report(self, job_id: str, progress: dict[str, object]) -> None:
         with contextlib.suppress(errors.Unavailable):  # the next report replaces this one

@@ -18,6 +18,7 @@ from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import JobFiles
 from services.trainer.jobs.garbage import finished_directories
 from services.trainer.jobs.job import LIVE, JobConfig
+from services.trainer.jobs.runner import JobFailed
 from services.trainer.jobs.training_jobs import TrainingJobs
 from support.waiting import eventually, until
 from support.worlds.job_bench import Bench, NoHolds, computing, starting
@@ -55,14 +56,16 @@ async def test_a_trainer_serves_while_it_works_on_a_job_that_was_left_behind(ben
     await bench.until("SUCCEEDED")
 
 
-async def test_a_job_that_misses_a_file_of_a_lost_volume_is_tried_again(bench: Bench, tmp_path: Path):
+@pytest.mark.parametrize("who", ["the trainer", "the job's process"])
+async def test_a_job_that_misses_a_file_of_a_lost_volume_is_tried_again(bench: Bench, tmp_path: Path, who: str):
     volume = tmp_path / "volume"
     bench.runner._checkpoints.store = ArtifactStore(volume, is_known=True)
 
     async def missing() -> None:
         if not volume.exists():
             asyncio.get_running_loop().call_later(0.2, (volume / "checkpoints").mkdir, 0o777, True)
-            raise FileNotFoundError(volume / "manifest.json")
+            of_process = JobFailed("no model is there; restore it")  # as its result says
+            raise FileNotFoundError(volume / "manifest.json") if who == "the trainer" else of_process
 
     times = computing(bench, missing)
     bench.runner.start()
@@ -173,6 +176,16 @@ async def test_an_idempotency_key_with_another_configuration_is_refused_and_what
         await jobs.start(replace(config, epochs=4), [])
     with pytest.raises(errors.AlreadyExists, match="other `validation`; choose another key"):
         await jobs.start(config, [EvaluationQuery("a query", ("a fact",))])
+
+
+async def test_a_job_whose_record_is_damaged_waits_and_is_named_and_the_log_does_not_fill(bench: Bench):
+    await bench.store._redis.hset(bench.store._keys.record(bench.job.id), "config", "{")
+    with capture_logs() as logs:
+        bench.runner.start()
+        await until(lambda: f"job {bench.job.id} cannot be read" in bench.readiness.reason)
+        bench.runner.wake()
+        await until(lambda: [line["event"] for line in logs].count("job waits") == 2)
+    assert {line["seconds"] for line in logs if line["event"] == "job waits"} == {1.0, 2.0}
 
 
 async def test_a_job_of_a_newer_release_is_refused_by_name_and_the_others_go_on(bench: Bench):
