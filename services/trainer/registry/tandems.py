@@ -14,7 +14,6 @@ decides which pair of encoders callers get.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -38,7 +37,6 @@ from services.trainer.registry.rollout import Publication, await_all
 
 log = get(__name__)
 
-POLL_S = 0.2
 LEAST_WAIT_S = 5.0  # even if the caller does not wait: a tandem is activated only once the encoders serve it
 OURS = {STABLE, "previous"}
 TURN_S = 15.0  # how long a trainer that died keeps the others from moving tandems
@@ -173,7 +171,6 @@ class TandemPublisher:
                     await finish(self._undo(tandem, named, moving.result()))
                 raise
             log.info("tandem published", version=tandem.version, corpus=tandem.corpus, generation=tandem.generation)
-            await self._await_indexes(tandem.corpus, wait_s)
             await self._retire()
             return replace(done, generation=tandem.generation)
 
@@ -204,7 +201,6 @@ class TandemPublisher:
             row = await self._stable_of(tandem.replaces_space)
             done = await await_all(self._registry, row, max(wait_s, LEAST_WAIT_S))
             await finish(self._activate(corpus, tandem.replaces, active.id))
-            await self._await_indexes(corpus, wait_s)
             log.info("tandem taken back", version=tandem.version, corpus=corpus, generation=tandem.replaces)
             return replace(done, generation=tandem.replaces)
 
@@ -259,7 +255,9 @@ class TandemPublisher:
     async def _activate(self, corpus: str, generation: str, expected: str) -> None:
         """Moves the pointer. If the answer is lost, the active generation decides whether that failed."""
         try:
-            await self._index.activate(corpus, generation, expected=expected)
+            replicas = (await self._index.activate(corpus, generation, expected=expected)).replicas
+            if behind := [f"{each.instance} ({each.reason})" for each in replicas if each.behind]:
+                log.warning("index processes are behind", corpus=corpus, behind="; ".join(behind))
         except errors.AeencError:
             if not await self._is_served(corpus, generation):
                 raise
@@ -271,19 +269,6 @@ class TandemPublisher:
                 return True
         found = await self._corpus(corpus)
         return generation in {found.active.id, *(each.generation for each in found.replicas)}
-
-    async def _await_indexes(self, corpus: str, wait_s: float) -> None:
-        """Waits until no live index process is behind. One that stays behind keeps its space open."""
-        end = time.monotonic() + wait_s
-        with suppress(errors.AeencError):  # the publication has happened; what follows is for the next one
-            while True:
-                replicas = (await self._corpus(corpus)).replicas
-                behind = [f"{each.instance} ({each.reason})" for each in replicas if each.behind]
-                if not behind or time.monotonic() >= end:
-                    break
-                await asyncio.sleep(POLL_S)
-            if behind:
-                log.warning("index processes are behind", corpus=corpus, behind="; ".join(behind))
 
     async def _undo(self, tandem: Tandem, named: LabelRow | None, ours: LabelRow) -> None:
         """Puts the label back unless the tandem serves, or may: while the index is silent both pairs stay loaded.
