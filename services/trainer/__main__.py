@@ -43,12 +43,8 @@ def build(settings: TrainerSettings) -> GrpcServer:
     checkpoints = Checkpoints(
         open_store(settings.artifacts_dir, settings.artifacts_url, settings.artifacts_cache_bytes), registry
     )
-    names = ("max_tokens", "query_prefix", "premise_prefix", "pooling")
+    names = ("max_tokens", "query_prefix", "premise_prefix", "pooling", "premise_precision", "fp16")
     options = {name: getattr(settings, name) for name in names}
-    if settings.fp16:
-        options["fp16"] = True
-    if settings.premise_precision != "float32":
-        options["premise_precision"] = settings.premise_precision
     models = OperatorModels(checkpoints, registry, settings.state_dir)
     store = JobStore(redis, settings.namespace)
     pairs = SampledPairs(SamplerClient(Channel(settings.sampler_target, **settings.peer())))

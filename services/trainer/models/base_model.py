@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from aeenc.errors import DataLoss, FailedPrecondition, Unavailable
 from services.store.files import DISK_FULL, sha256_of
@@ -48,16 +47,6 @@ def find_base_model(name: str, sha256: str = "", setting: str = "AEENC_TRAINER_B
 def find_cross_encoder(name: str) -> Path:
     """Finds the directory of a cross-encoder with the same three files. Raises FailedPrecondition, Unavailable."""
     return _find(name, "cross-encoder", "AEENC_TRAINER_CROSS_ENCODER", (*FILES, *TOKENIZER_FILES))
-
-
-def check_labels(name: str, config: dict[str, Any]) -> None:
-    """Raises FailedPrecondition unless a config.json describes a model with exactly one output."""
-    labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)  # the default of transformers
-    if labels != 1:
-        raise FailedPrecondition(
-            f"cross-encoder {name!r} has {labels} labels, a score is one number; name a model with one label in "
-            "AEENC_TRAINER_CROSS_ENCODER"
-        )
 
 
 def _find(name: str, what: str, setting: str, files: Sequence[str]) -> Path:

@@ -134,7 +134,7 @@ def space_id_of(directory: Path, spec: SpaceSpec) -> str:
     _add_tensors(digest, directory / "model.safetensors")
     if dense := dense_file(directory):
         _add_tensors(digest, dense)
-    tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
+    tokenizer = _json(directory / "tokenizer.json")
     settings = {name: value for name, value in tokenizer.items() if name not in {"padding", "truncation"}}
     digest.update(json.dumps(settings, sort_keys=True).encode())
     digest.update(json.dumps(spec.to_meta(), sort_keys=True).encode())
@@ -158,7 +158,18 @@ def _add_tensors(digest: Any, path: Path) -> None:
 
 def pad_id_of(directory: Path) -> int:
     """Reads the padding token's id from config.json."""
-    return int(json.loads((directory / "config.json").read_bytes()).get("pad_token_id") or 0)
+    return int(_json(directory / "config.json").get("pad_token_id") or 0)
+
+
+def check_labels(name: str, directory: Path) -> None:
+    """Raises FailedPrecondition unless a directory's config.json describes a model with exactly one output."""
+    config = _json(directory / "config.json")
+    labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)  # the default of transformers
+    if labels != 1:
+        raise FailedPrecondition(
+            f"cross-encoder {name!r} has {labels} labels, a score is one number; name a model with one label in "
+            "AEENC_TRAINER_CROSS_ENCODER"
+        )
 
 
 def dense_file(directory: Path) -> Path | None:

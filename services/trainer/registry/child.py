@@ -9,10 +9,13 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from services.kit.concurrency import EXIT_DISK_FULL, ChildProcess, cancel_all
 from services.kit.logs import get
+from services.store.files import atomic_write
 
 log = get(__name__)
 
@@ -36,13 +39,17 @@ class Child(ChildProcess):
         return cls(sys.executable, "-m", MODULE, *arguments)
 
     @classmethod
-    async def run(cls, *arguments: str) -> int:
-        """Has one do what the arguments say, and returns its exit status."""
-        child = await cls.start(*arguments)
+    async def answer(cls, command: str, path: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes a request to a path, has one carry it out, and returns the result beside it, or an `error`."""
+        result = path.with_suffix(".result")
+        result.unlink(missing_ok=True)  # first: that of another request never stands beside this one
+        await asyncio.to_thread(atomic_write, path, json.dumps(request).encode())
+        child = await cls.start(command, str(path))
         try:
-            return await child.wait()
+            status = await child.wait()
         finally:
             await child.end()
+        return dict(json.loads(result.read_bytes())) if result.is_file() else {"error": describe_exit(status)}
 
 
 def asked_to_end(status: int) -> bool:
@@ -88,9 +95,8 @@ class Device:
 
     async def _ask(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            answer = Path(directory) / "device.json"
-            status = await Child.run("device", str(answer), self._wanted, str(self._gpu_bytes))
-            found = json.loads(answer.read_bytes()) if answer.is_file() else {"error": describe_exit(status)}
+            request = {"wanted": self._wanted, "gpu_bytes": self._gpu_bytes}
+            found = await Child.answer("device", Path(directory) / "device.json", request)
         self.name = found.get("device", "")
         if "error" in found:
             log.error("jobs have no device", reason=found["error"])

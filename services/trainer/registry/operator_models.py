@@ -18,19 +18,14 @@ from typing import Any
 
 from aeenc import errors
 from services.kit.logs import get
-from services.store.files import atomic_write, sha256_of
+from services.store.files import sha256_of
 from services.store.formats import NewerFormat
 from services.store.redis import once_redis_answers
 from services.store.registry import CheckpointRow, Registry
-from services.trainer.models.base_model import (
-    FILES,
-    TOKENIZER_FILES,
-    check_labels,
-    find_base_model,
-    find_cross_encoder,
-)
+from services.trainer.models.base_model import FILES, TOKENIZER_FILES, find_base_model, find_cross_encoder
+from services.trainer.models.space import check_labels
 from services.trainer.registry.checkpoints import FOLDER, Checkpoints
-from services.trainer.registry.child import Child, describe_exit
+from services.trainer.registry.child import Child
 
 log = get(__name__)
 
@@ -57,23 +52,20 @@ class OperatorModels:
         with the child's reason when the export fails, NewerFormat when a newer release has written the checkpoint.
         """
         path = self._state_dir / f"{command}.json"
-        done, store = path.with_suffix(".result"), self._checkpoints.store
+        store = self._checkpoints.store
         request = {"artifacts_dir": str(store.root.resolve()), **inputs, **source}
-        if (known := self._remembered(path, done, source, inputs)) and await self._checkpoints.is_intact(known):
+        if (known := self._remembered(path, source, inputs)) and await self._checkpoints.is_intact(known):
             return known
         log.info("exporting", model=model)
-        done.unlink(missing_ok=True)
-        await asyncio.to_thread(atomic_write, path, json.dumps(request).encode())
-        status = await Child.run(command, str(path.resolve()))
-        result = json.loads(done.read_bytes()) if done.is_file() else {"error": describe_exit(status)}
+        result = await Child.answer(command, path, request)
         if "version" not in result:
             raise errors.FailedPrecondition(f"cannot export the {model} into {store.root}: {result['error']}")
         return str(result["version"])
 
-    def _remembered(self, path: Path, done: Path, source: dict[str, Any], inputs: Collection[str]) -> str:
+    def _remembered(self, path: Path, source: dict[str, Any], inputs: Collection[str]) -> str:
         """The version that an earlier start made of the same source; empty if none did."""
         with suppress(FileNotFoundError, ValueError, AttributeError):  # none, or a damaged one, is made anew
-            request, result = (json.loads(one.read_bytes()) for one in (path, done))
+            request, result = (json.loads(one.read_bytes()) for one in (path, path.with_suffix(".result")))
             if {name: value for name, value in request.items() if name not in {"artifacts_dir", *inputs}} == source:
                 return str(result.get("version", ""))
         return ""
@@ -102,7 +94,7 @@ class OperatorModels:
         if not name:
             return ""
         directory = await asyncio.to_thread(find_cross_encoder, name)
-        check_labels(name, json.loads((directory / "config.json").read_bytes()))
+        check_labels(name, directory)
         source = {"exporter": EXPORTER, "sha256": await asyncio.to_thread(_hashes, directory)}
         inputs = {"directory": str(directory), "base_model": name}
         try:

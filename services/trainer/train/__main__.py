@@ -1,7 +1,7 @@
 """The trainer's child process, `python -m services.trainer.train COMMAND …`; it ends when its parent does.
 
 Commands: `job DIR`; `rank DIR NUMBER`, further processes of a job; `pretrained REQUEST` and `cross-encoder REQUEST`,
-exports; `device ANSWER WANTED GPU_BYTES`. torch is loaded only here, and only where something is computed or traced
+exports; `device REQUEST`. torch is loaded only here, and only where something is computed or traced
 with it, so the trainer keeps answering while a job computes, and a job killed for memory takes nothing else along.
 """
 
@@ -20,7 +20,6 @@ from services.devices import is_out_of_memory
 from services.kit.concurrency import EXIT_DISK_FULL, end_with_parent
 from services.store.artifacts import ArtifactStore
 from services.store.files import DISK_FULL, atomic_write
-from services.store.objects import open_store
 from services.trainer.jobs.files import JobFiles
 
 EXIT_WITHOUT_PARENT = 3
@@ -36,10 +35,8 @@ def main() -> None:
         from services.trainer.train.job import run_rank
 
         run_rank(JobFiles(path), int(sys.argv[3]))
-    elif command == "device":
-        _device(path, sys.argv[3], int(sys.argv[4]))
     else:
-        _export(command, path)
+        _answer(command, path)
 
 
 def _job(files: JobFiles) -> None:
@@ -56,21 +53,9 @@ def _job(files: JobFiles) -> None:
             sys.exit(EXIT_DISK_FULL)  # the result could not be written either
         if isinstance(error, (Unavailable, Overloaded, DeadlineExceeded)):  # the trainer tries again later
             files.write_result({"error": error.message, "transient": True})
-        elif lost := _lost_volume(files):
-            files.write_result({"error": lost, "transient": True})
         else:
             said = str(error) if isinstance(error, (AeencError, Diverged, ValueError)) else ""
             files.write_result({"error": said or _unexpected(error)})
-
-
-def _lost_volume(files: JobFiles) -> str:
-    """Names the artifacts volume where it is away, by which a job may fail in many ways; empty where it is there."""
-    plan = files.plan()
-    try:
-        open_store(Path(plan.artifacts_dir), plan.artifacts_url, is_known=True).check_there()
-    except Unavailable as error:
-        return error.message
-    return ""
 
 
 def _unexpected(error: Exception) -> str:
@@ -80,11 +65,14 @@ def _unexpected(error: Exception) -> str:
     return f"internal error ({type(error).__name__}); the trainer's log has it"
 
 
-def _export(command: str, path: Path) -> None:
-    """Exports a model and writes its version into `.result`, or an error with its remedy."""
+def _answer(command: str, path: Path) -> None:
+    """Writes what a request asks for into `.result`, or an error with its remedy."""
     request = json.loads(path.read_bytes())
     try:
-        result = {"version": _exporter(command, request)(ArtifactStore(Path(request["artifacts_dir"])), request)}
+        if command == "device":
+            result = {"device": _device(request)}
+        else:
+            result = {"version": _exporter(command, request)(ArtifactStore(Path(request["artifacts_dir"])), request)}
     except AeencError as error:
         result = {"error": error.message}
     except ValueError as error:
@@ -111,15 +99,11 @@ def _exporter(command: str, request: dict[str, Any]) -> Callable[[ArtifactStore,
     return export_pretrained
 
 
-def _device(path: Path, wanted: str, gpu_bytes: int) -> None:
-    """Writes the device of a job's first process into a file, or the reason why there is none."""
+def _device(request: dict[str, Any]) -> str:
+    """Names the device of a job's first process."""
     from services.trainer.train.encoder import device_of
 
-    try:
-        answer = {"device": str(device_of(wanted, 0, gpu_bytes))}
-    except AeencError as error:
-        answer = {"error": error.message}
-    atomic_write(path, json.dumps(answer).encode(), durable=False)
+    return str(device_of(request["wanted"], 0, request["gpu_bytes"]))
 
 
 if __name__ == "__main__":

@@ -120,6 +120,6 @@ def test_a_full_disk_ends_an_export_with_its_own_status(tmp_path: Path, monkeypa
     request = tmp_path / "pretrained.json"
     request.write_text(json.dumps({"artifacts_dir": str(tmp_path)}))
     with pytest.raises(SystemExit) as ended:
-        entry._export("pretrained", request)
+        entry._answer("pretrained", request)
     assert ended.value.code == EXIT_DISK_FULL
     assert "the disk is full; free some space" in describe_exit(EXIT_DISK_FULL)

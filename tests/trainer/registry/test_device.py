@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from support.torn_disk import full_disk
 from support.waiting import until
 from support.worlds.trainer_world import MakeJob
 
-ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).write_text(sys.argv[-1])"
+ANSWERS = "import pathlib, sys; pathlib.Path(sys.argv[2]).with_suffix('.result').write_text(sys.argv[-1])"
 
 
 @pytest.fixture
@@ -67,9 +68,11 @@ def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: list[tuple[float, int]]
 ):
     monkeypatch.setattr(child, "end_with_parent", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["", "device", str(tmp_path / "answer"), "auto", str(5 * 2**30)])
+    request = tmp_path / "device.json"
+    request.write_text(json.dumps({"wanted": "auto", "gpu_bytes": 5 * 2**30}))
+    monkeypatch.setattr(sys, "argv", ["", "device", str(request)])
     child.main()
-    told = json.loads((tmp_path / "answer").read_bytes())["error"]
+    told = json.loads(request.with_suffix(".result").read_bytes())["error"]
     assert told == (
         "AEENC_TRAINER_GPU_BYTES=5368709120, but cuda:0 has 4,294,967,296 bytes; set at most these, or 0 for no limit"
     )
@@ -77,9 +80,11 @@ def test_more_memory_than_the_card_has_is_refused_by_name_at_the_start(
 
 
 def test_an_answer_that_the_disk_did_not_take_is_none(tmp_path: Path, no_gpu: None):
+    request = tmp_path / "device.json"
+    request.write_text(json.dumps({"wanted": "cpu", "gpu_bytes": 0}))
     with full_disk(4), pytest.raises(OSError, match="too large"):
-        child._device(tmp_path / "answer", "cpu", 0)
-    assert not (tmp_path / "answer").exists()
+        child._answer("device", request)
+    assert not request.with_suffix(".result").exists()
 
 
 @pytest.mark.parametrize(
@@ -88,10 +93,10 @@ def test_an_answer_that_the_disk_did_not_take_is_none(tmp_path: Path, no_gpu: No
 async def test_the_device_is_what_a_child_process_answers(answer: str, name: str, monkeypatch: pytest.MonkeyPatch):
     children: list[Child] = []
 
-    asked: list[tuple[str, ...]] = []
+    asked: list[tuple[str, Any]] = []
 
     async def start(cls: type[Child], *arguments: str) -> Child:
-        asked.append((arguments[0], *arguments[2:]))
+        asked.append((arguments[0], json.loads(Path(arguments[1]).read_bytes())))  # noqa: ASYNC240 - a few bytes
         children.append(cls(sys.executable, "-c", ANSWERS, *arguments, answer))
         return children[0]
 
@@ -102,7 +107,7 @@ async def test_the_device_is_what_a_child_process_answers(answer: str, name: str
     assert device.name == ""
     await until(lambda: device._asking is not None and device._asking.done())
     assert device.name == name
-    assert asked == [("device", "cuda", str(2**30))]
+    assert asked == [("device", {"wanted": "cuda", "gpu_bytes": 2**30})]
     await device.close()
 
 

@@ -36,6 +36,10 @@ def without_safetensors(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
+def with_half_a_config(directory: Path) -> None:
+    (directory / "config.json").write_text('{"id2label": ')
+
+
 @pytest.fixture
 def settings(space: Space, redis_url: str, namespace: str, tmp_path: Path) -> dict[str, Any]:
     """Settings of a trainer over a copy of the tiny space."""
@@ -123,10 +127,11 @@ async def test_a_start_exports_and_serves_the_cross_encoder_once(
     [
         (2, None, "has 2 labels, a score is one number"),
         (1, without_safetensors, "has no model.safetensors; export it in safetensors format"),
+        (1, with_half_a_config, "model/config.json is not JSON (Expecting"),
         (1, shutil.rmtree, "is a path, and no directory is there"),
         pytest.param(1, take_head, "lacks classifier", marks=pytest.mark.slow),  # what the child refuses
     ],
-    ids=["two-labels", "pickled-weights", "absent", "no head"],
+    ids=["two-labels", "pickled-weights", "damaged", "absent", "no head"],
 )
 @pytest.mark.usefixtures("forks")
 async def test_a_wrong_setting_ends_the_start_and_names_itself(
@@ -257,7 +262,7 @@ def test_a_model_that_no_onnx_file_can_hold_is_refused_with_its_size(
     request = space.request | ({"directory": str(exported.directory)} if kind == "cross-encoder" else {})
     path = tmp_path / "model.json"
     path.write_text(json.dumps({**request, "artifacts_dir": str(tmp_path / "artifacts")}))
-    child._export(kind, path)
+    child._answer(kind, path)
     error = json.loads(path.with_suffix(".result").read_bytes()).get("error", "")
     assert re.fullmatch(
         r"the model has [0-9,]+ bytes of weights, an ONNX file holds 1,000; choose a smaller one", error

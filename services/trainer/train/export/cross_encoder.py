@@ -7,7 +7,6 @@ ranking, but near 0 and 1 round different scores to the same number.
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from aeenc.errors import FailedPrecondition
 from services.store.artifacts import ArtifactStore
 from services.store.files import sha256_of
-from services.trainer.models.base_model import check_labels
 from services.trainer.models.batches import Batches, Pair
 from services.trainer.models.space import pad_id_of, token_limits
 from services.trainer.registry.checkpoints import CROSS_ENCODER
@@ -59,7 +57,7 @@ def export_cross_encoder(store: ArtifactStore, request: dict[str, Any]) -> str:
     Raises FailedPrecondition unless it is one, ValueError if onnxruntime computes something other than torch.
     """
     directory = Path(request["directory"])
-    model = load_cross_encoder(directory, request["base_model"])
+    model = load_cross_encoder(directory)
     # The checkpoint has its weights only in the ONNX file.
     weights_sha256 = sha256_of(directory / "model.safetensors")
     meta = {"lineage": {"base_model": request["base_model"], "weights_sha256": weights_sha256}}
@@ -101,11 +99,10 @@ def pair_batches(directory: Path, model: nn.Module) -> Batches:
     return Batches(tokenizer.backend_tokenizer, max_tokens, pad_id_of(directory), typed=typed)
 
 
-def load_cross_encoder(directory: Path, name: str) -> nn.Module:
+def load_cross_encoder(directory: Path) -> nn.Module:
     """Loads a directory's model, from safetensors only and without code of its own. Raises FailedPrecondition."""
     from transformers import AutoModelForSequenceClassification
 
-    check_labels(name, json.loads((directory / "config.json").read_bytes()))
     try:
         # Eager attention is plain matrix products, which the exporter can follow.
         model, loading = AutoModelForSequenceClassification.from_pretrained(
