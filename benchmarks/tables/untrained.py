@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aeenc.evaluation import UNRANKED
+from aeenc.evaluation import UNRANKED, metrics_of
 from aeenc.trees import Dataset
 from benchmarks.tables.by_tree import BY_QUERY, by_query, whole_trees
 from benchmarks.tables.table_text import deeper_metrics
@@ -71,9 +71,10 @@ def _ranked(dataset: Dataset, split: str, rank: Ranking) -> dict[str, Any]:
     trees = dataset.trees(split)
     found = {tree.hypothesis: ranked(tree.hypothesis, ordinals.get(tree.hypothesis)) for tree in trees}
     level = whole_trees(trees, found, list(ordinals))
-    told = Report.of(standard, strict, paper, candidates=rows).to_dict()
-    told["strict"] |= deeper_metrics(strict)
-    told["paper"] |= deeper_metrics(paper)
+    report = Report.of(standard, strict, None, candidates=rows)
+    told: dict[str, Any] = {name: getattr(report, name) for name in ("candidates", "queries", "pairs")}
+    told["strict"] = report.strict.to_dict() | deeper_metrics(strict)
+    told["paper"] = metrics_of(paper).to_dict() | deeper_metrics(paper)
     told[BY_QUERY] = by_query(dataset, split, strict)
     told["trees"] = {"hypothesis_alone": {"Recall@25": level.recall_at_25, "AllCorrect@25": level.all_correct_at_25}}
     return told

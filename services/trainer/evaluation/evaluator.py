@@ -27,12 +27,12 @@ from services.kit.limits import Limits, check_count, check_texts
 from services.store.artifacts import ArtifactStore
 from services.trainer.evaluation.parts import (
     FIRST,
-    ConditionedQueries,
     GoldTree,
     Part,
     RankedPremises,
     TreeLevel,
     parts_seen,
+    told_apart,
     tree_level,
     with_several_gold,
 )
@@ -197,10 +197,14 @@ class Evaluator:
         several = await run_in_thread(with_several_gold, standard)
         texts, k = [query.text for query in several.queries], await self._depth()
         before = await ranked.of_gold(texts, several.gold, k)
-        told = await run_in_thread(ConditionedQueries.of, several, before)
-        accepted = await run_in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told.ordinals])
-        after = await ranked.of_gold(texts, told.left.gold, k, accepted=accepted)
-        report, part = await run_in_thread(told.report, after, candidates=len(opened.premises))
+        told, left, without = await run_in_thread(told_apart, several, before)
+        accepted = await run_in_thread(lambda: [[opened.premises[ordinal].id] for ordinal in told])
+        after = await ranked.of_gold(texts, left.gold, k, accepted=accepted)
+        report, same = [
+            await run_in_thread(Report.of, left, ranks, None, candidates=len(opened.premises))
+            for ranks in (after, without)
+        ]
+        part = Part("NOT_CONDITIONED", same.strict, None, same.queries, same.pairs)
         return Evaluation(report, ranked.model_version, opened.id, ranked.rerank_versions, parts=[part])
 
     async def _depth(self) -> int:

@@ -82,32 +82,17 @@ def with_several_gold(standard: GoldStandard) -> GoldStandard:
     return GoldStandard(queries, [kept[n] for n in chosen], own)
 
 
-@dataclass(frozen=True)
-class ConditionedQueries:
-    """Queries with one told gold premise each, by ordinal.
+def told_apart(several: GoldStandard, before: Sequence[Ranks]) -> tuple[list[int], GoldStandard, list[Ranks]]:
+    """Parts the gold premise of each query that ranked best before, an ordinal, from the others.
 
-    `left` has the other gold premises, `without` the ranks of these when nothing is told.
+    The ranks that it returns are those of the others, while nothing is told and the best one is no candidate.
     """
-
-    ordinals: Sequence[int]
-    left: GoldStandard
-    without: Sequence[Ranks]
-
-    @classmethod
-    def of(cls, several: GoldStandard, before: Sequence[Ranks]) -> ConditionedQueries:
-        """Tells the gold premise that ranked best when nothing was told."""
-        told = [int(np.argmin(ranks)) for ranks in before]
-        ordinals = [int(gold[one]) for gold, one in zip(several.gold, told, strict=True)]
-        others = [np.delete(gold, one) for gold, one in zip(several.gold, told, strict=True)]
-        wanted = [np.arange(len(ranks)) != one for ranks, one in zip(before, told, strict=True)]
-        without = [condensed(ranks, marks) for ranks, marks in zip(before, wanted, strict=True)]
-        return cls(ordinals, GoldStandard(several.queries, others, several.own), without)
-
-    def report(self, after: Sequence[Ranks], *, candidates: int) -> tuple[Report, Part]:
-        """Reports the quality on `left` after telling and, as a part, without telling."""
-        same = Report.of(self.left, self.without, None, candidates=candidates)
-        part = Part("NOT_CONDITIONED", same.strict, None, same.queries, same.pairs)
-        return Report.of(self.left, after, None, candidates=candidates), part
+    told = [int(np.argmin(ranks)) for ranks in before]
+    ordinals = [int(gold[one]) for gold, one in zip(several.gold, told, strict=True)]
+    others = [np.delete(gold, one) for gold, one in zip(several.gold, told, strict=True)]
+    wanted = [np.arange(len(ranks)) != one for ranks, one in zip(before, told, strict=True)]
+    without = [condensed(ranks, marks) for ranks, marks in zip(before, wanted, strict=True)]
+    return ordinals, GoldStandard(several.queries, others, several.own), without
 
 
 class RankedPremises(NamedTuple):

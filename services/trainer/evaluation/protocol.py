@@ -149,16 +149,6 @@ class Report:
             graded=graded_metrics_of([one for one, _ in graded], [own for _, own in graded]) if graded else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the metrics by protocol, and the counts."""
-        return {
-            "strict": self.strict.to_dict(),
-            **({"paper": self.paper.to_dict()} if self.paper else {}),
-            "candidates": self.candidates,
-            "queries": self.queries,
-            "pairs": self.pairs,
-        }
-
 
 def merge_queries(
     queries: Sequence[EvaluationQuery], stored: Callable[[str], str] = lambda text: text

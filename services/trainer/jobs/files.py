@@ -1,8 +1,8 @@
 """The directory of one training job, through which the trainer and its child process talk.
 
-The trainer writes `job.json`, `pairs.jsonl`, `held_out.jsonl`, `validation.jsonl`, where it asks the index also
-`candidates.jsonl`, and last `inputs.json`, their hashes; the child writes `progress.json` and `result.json`, and
-`epoch.safetensors`, from which it resumes.
+The trainer writes `job.json`, `inputs.jsonl`, a pair a line behind a first line of all else to learn from, and last
+`inputs.json`, its hash; the child writes `progress.json` and `result.json`, and `epoch.safetensors`, from which it
+resumes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,9 +28,7 @@ from services.trainer.jobs.training_set import JudgedPair
 log = get(__name__)
 
 FORMAT_VERSION = 1
-INPUTS = ("pairs.jsonl", "held_out.jsonl", "validation.jsonl")
-CANDIDATES = "candidates.jsonl"  # of a job that re-ranks what the index retrieves
-HASHES = "inputs.json"
+INPUTS, HASH = "inputs.jsonl", "inputs.json"
 EPOCH_STATE = "epoch.safetensors"
 PAIR_FIELDS = len(fields(JudgedPair))  # a later minor release may write further ones behind them
 
@@ -89,16 +88,18 @@ class JobFiles:
         held_out: Iterable[str] = (),
         candidates: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Writes the inputs; their hashes come last and mark them complete."""
-        self._write_lines("pairs.jsonl", map(astuple, pairs))
-        self._write_lines("held_out.jsonl", sorted(held_out))
-        self._write_lines("validation.jsonl", (query.to_record() for query in validation))
-        if candidates is not None:
-            self._write_lines(CANDIDATES, ([text, list(ids)] for text, ids in candidates.items()))
-        names = INPUTS if candidates is None else (*INPUTS, CANDIDATES)
-        hashes = {name: sha256_of(self.directory / name) for name in names}
-        record = {"format_version": FORMAT_VERSION, "sha256": hashes}
-        atomic_write(self.directory / HASHES, json.dumps(record).encode())
+        """Writes the inputs; their hash comes last and marks them complete. `candidates`: ids retrieved for queries."""
+        first = {
+            "held_out": sorted(held_out),
+            "validation": [query.to_record() for query in validation],
+            "candidates": candidates or {},
+        }
+        # Line by line: a million pairs would take memory twice as text and as bytes.
+        with whole_file(path := self.directory / INPUTS, durable=True) as file:
+            records = chain([first], map(astuple, pairs))
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        record = {"format_version": FORMAT_VERSION, "sha256": sha256_of(path)}
+        atomic_write(self.directory / HASH, json.dumps(record).encode())
 
     def has_inputs(self) -> bool:
         """Whether the inputs are complete and sound; otherwise they can be written anew.
@@ -106,22 +107,20 @@ class JobFiles:
         Raises NewerFormat, and DataLoss for a damaged input if an epoch has ended: the job must go on with the same
         pairs.
         """
-        record = self._json(HASHES)
-        hashes = {HASHES: ""}  # which is of no file: it is missing or damaged
+        path, record, sha256 = self.directory / INPUTS, self._json(HASH), ""
         if record is not None:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                check_format(record, FORMAT_VERSION, str(self.directory / HASHES))
-                hashes = dict(record["sha256"]) or hashes
-        paths = ((self.directory / name, sha256) for name, sha256 in hashes.items())
-        damaged = [path for path, sha256 in paths if not path.is_file() or sha256_of(path) != sha256]
-        if damaged and (self.directory / EPOCH_STATE).is_file():
+            with contextlib.suppress(ValueError, KeyError):
+                check_format(record, FORMAT_VERSION, str(self.directory / HASH))
+                sha256 = record["sha256"]
+        is_sound = path.is_file() and sha256_of(path) == sha256
+        if not is_sound and (self.directory / EPOCH_STATE).is_file():
             raise DataLoss(
-                f"{damaged[0]} is missing or damaged, and the job has learned from these inputs; start a new job, or "
-                "restore the file"
+                f"{path} or its hash, {HASH}, is missing or damaged, and the job has learned from it; start a new job, "
+                "or restore both files"
             )
-        if damaged and record is not None:
-            log.warning("a job's input is damaged and written anew", path=str(damaged[0]))
-        return not damaged
+        if not is_sound and record is not None:
+            log.warning("a job's inputs are damaged and written anew", path=str(path))
+        return is_sound
 
     def plan(self) -> TrainingPlan:
         """Reads the plan. Raises DataLoss, NewerFormat."""
@@ -132,20 +131,20 @@ class JobFiles:
 
     def pairs(self) -> Iterator[JudgedPair]:
         """Reads the pairs to learn from."""
-        for values in self._lines("pairs.jsonl"):
+        for values in islice(self._lines(), 1, None):
             yield JudgedPair(*values[:PAIR_FIELDS])
 
     def held_out(self) -> set[str]:
         """Reads the texts to learn from only in trees of the job's split; the validation queries are among them."""
-        return {*self._lines("held_out.jsonl"), *(query.text for query in self.validation())}
+        return {*next(self._lines())["held_out"], *(query.text for query in self.validation())}
 
     def validation(self) -> list[EvaluationQuery]:
         """Reads the queries that choose the epoch."""
-        return list(map(EvaluationQuery.of_record, self._lines("validation.jsonl")))
+        return list(map(EvaluationQuery.of_record, next(self._lines())["validation"]))
 
     def candidates(self) -> dict[str, list[str]]:
         """Reads the ids of the premises that were retrieved for each query."""
-        return dict(self._lines(CANDIDATES))
+        return dict(next(self._lines())["candidates"])
 
     def write_progress(self, progress: dict[str, Any]) -> None:
         """Writes the child's progress, not durably: the next report follows within a second."""
@@ -179,14 +178,8 @@ class JobFiles:
         log.warning("a job's file is damaged and not used", path=str(self.directory / name), found=str(record)[:200])
         return None
 
-    def _write_lines(self, name: str, records: Iterable[Any]) -> None:
-        """Replaces a file durably, line by line: a million pairs would take memory twice as text and as bytes."""
-        with whole_file(self.directory / name, durable=True) as file:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-    def _lines(self, name: str) -> Iterator[Any]:
-        path = self.directory / name
-        with path.open("rb") as file:
+    def _lines(self) -> Iterator[Any]:
+        with (path := self.directory / INPUTS).open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     yield json.loads(line)

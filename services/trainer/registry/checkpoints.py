@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from aeenc.errors import AeencError, DataLoss, NotFound
@@ -21,30 +21,23 @@ from services.store.registry import CheckpointRow, Registry
 log = get(__name__)
 
 FOLDER = "checkpoints"
+OF_META = ("space_id", "pretrained", "base_version", "job_id", "validation_map", "dim")  # in the row, too
 SERVING = ("stable", "canary")  # labels that calls go to without naming one
 CROSS_ENCODER = "cross-encoder"  # `model_type` in a cross-encoder's meta, which sentence encoders lack, and its space
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How a checkpoint ranks the gold premises of each validation query."""
-
-    average_precisions: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Metrics:
-    """A checkpoint's metrics, as its job measured them: what the quality gate reads of `metrics.json`.
+    """How a checkpoint ranks the gold premises of each validation query, as its job measured it: `metrics.json`.
 
-    `measured` are the average precisions of other versions on the same queries, which the next three fields tell apart.
+    `measured` are the average precisions of other versions, by version: that which the job began with, and what served.
+    They belong to the same queries, which the other fields tell apart.
     """
 
-    after: Measured
-    before: Measured
-    base_version: str
-    measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    generation: str = ""
-    queries_sha256: str = ""
+    average_precisions: Sequence[float]
+    measured: Mapping[str, Sequence[float]]
+    generation: str
+    queries_sha256: str
     reranks: str = ""  # the version whose rankings a cross-encoder re-ranked
 
 
@@ -65,19 +58,13 @@ class Checkpoints:
         await self._registry.checkpoints.revive(version)  # first: what is opened next stays
         await asyncio.to_thread(self.store.open, FOLDER, version, verify=verify)
         artifact = await asyncio.to_thread(self.store.push, FOLDER, version)
-        meta = artifact.meta
         row = CheckpointRow(
             version=version,
-            space_id=meta["space_id"],
-            pretrained=meta["pretrained"],
-            base_version=meta["base_version"],
-            job_id=meta["job_id"],
-            validation_map=meta["validation_map"],
             manifest_sha256=artifact.manifest_sha256,
             created_at=artifact.created_at,
             size_bytes=artifact.size_bytes,
-            dim=meta["dim"],
             traceparent=traceparent(),
+            **{name: artifact.meta[name] for name in OF_META},
         )
         await self._registry.checkpoints.add(row)
         return row

@@ -98,7 +98,7 @@ class QualityGate:
         if candidate is None:
             unmeasured = "it was trained without validation queries, and on too few trees to hold any back"
             return serving.revision, Verdict(not_compared=unmeasured)
-        ours = candidate.after.average_precisions
+        ours = candidate.average_precisions
         if len(ours) < FEWEST:
             too_few = f"too few validation queries: {len(ours)}, a comparison needs {FEWEST}; evaluate both versions"
             return serving.revision, Verdict(not_compared=too_few)
@@ -117,15 +117,13 @@ class QualityGate:
         """Finds a version's average precisions on the candidate's queries; none if it was never measured on them."""
         if found := candidate.measured.get(theirs):
             return found
-        if candidate.base_version == theirs:
-            return candidate.before.average_precisions
         try:
             metrics = await self._checkpoints.metrics(theirs)
         except (errors.NotFound, *UNREADABLE):  # deleted since, or damaged: another one is to take its place
             return ()
         if metrics is None or any(getattr(metrics, name) != getattr(candidate, name) for name in _SAME):
             return ()
-        return metrics.after.average_precisions
+        return metrics.average_precisions
 
 
 def _compared(version: str, ours: Sequence[float], theirs: str, measured: Sequence[float]) -> Comparison:

@@ -27,7 +27,7 @@ from services.kit.logs import get
 from services.trainer.evaluation.protocol import Report
 from services.trainer.jobs.files import JobFiles, TrainingPlan
 from services.trainer.jobs.job import JobProgress
-from services.trainer.registry.checkpoints import METRICS_VERSION
+from services.trainer.registry.checkpoints import METRICS_VERSION, Metrics
 from services.trainer.registry.quality_gate import Comparison, compared
 from services.trainer.train.data import Objective
 from services.trainer.train.encoder import Encoders, prepare_torch
@@ -67,7 +67,8 @@ def run_job(files: JobFiles) -> None:
     best: Encoders[Any] = task.encoders(files.directory)
     after, trial = task.judged(best)
     metrics = _metrics(task, before, after)
-    made = task.write(best, _meta(task.inputs, objective, state, failure, after), metrics, trial)
+    recorded = None if metrics is None else {"format_version": METRICS_VERSION, **asdict(metrics)}
+    made = task.write(best, _meta(task.inputs, objective, state, failure, after), recorded, trial)
     if gain := _gain(task.inputs, metrics):
         files.write_progress({**(files.progress() or {}), "gain": asdict(gain)})
     kept = f"; version {made['version']} is epoch {state.best_epoch}, the last good one"
@@ -161,22 +162,20 @@ def _counts(inputs: JobInputs, objective: Objective) -> dict[str, int]:
     }
 
 
-def _metrics(task: Task, before: Report | None, after: Report | None) -> dict[str, Any] | None:
-    """Writes the quality by validation query, so that a paired test can compare two checkpoints."""
+def _metrics(task: Task, before: Report | None, after: Report | None) -> Metrics | None:
+    """Returns the quality by validation query, so that a paired test can compare two checkpoints."""
     if before is None or after is None:
         return None
     inputs = task.inputs
     asked = [[query.text, sorted(query.gold)] for query in inputs.validation]
-    return {
-        "format_version": METRICS_VERSION,
-        "generation": inputs.generation.id,
-        "queries_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
-        "base_version": inputs.base.id,
-        "before": {**before.to_dict(), "average_precisions": before.average_precisions.tolist()},
-        "after": {**after.to_dict(), "average_precisions": after.average_precisions.tolist()},
-        "measured": {version: served.average_precisions.tolist() for version, served in _serving(task)},
-        **({"reranks": task.rankings} if task.rankings else {}),
-    }
+    measured = {inputs.base.id: before, **dict(_serving(task))}
+    return Metrics(
+        after.average_precisions.tolist(),
+        {version: report.average_precisions.tolist() for version, report in measured.items()},
+        inputs.generation.id,
+        hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
+        task.rankings,
+    )
 
 
 def _serving(task: Task) -> Iterator[tuple[str, Report]]:
@@ -189,11 +188,10 @@ def _serving(task: Task) -> Iterator[tuple[str, Report]]:
                 log.warning("a serving version was not measured", version=version, reason=str(error), exc_info=error)
 
 
-def _gain(inputs: JobInputs, metrics: dict[str, Any] | None) -> Comparison | None:
+def _gain(inputs: JobInputs, metrics: Metrics | None) -> Comparison | None:
     """Compares the result with what the job began with; None where there was nothing to measure it by."""
     if metrics is not None:
-        precisions = [metrics[when]["average_precisions"] for when in ("after", "before")]
-        return compared(precisions[0], inputs.base.id, precisions[1])
+        return compared(metrics.average_precisions, inputs.base.id, metrics.measured[inputs.base.id])
     return compared((), inputs.base.id, ()) if inputs.plan.holds_back else None
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ class World:
         name: str,
         precisions: list[float] | None,
         base_version: str = "",
-        before: Any = None,
         reranks: str = "",
         space_id: str = "",
         queries: str = "x",
@@ -50,11 +48,8 @@ class World:
         }
         with self.checkpoints.store.writer("checkpoint", "checkpoints") as writer:
             if precisions is not None:
-                metrics: dict[str, Any] = {"format_version": 1, "generation": "g", "queries_sha256": queries}
-                metrics["base_version"] = base_version
-                metrics |= {"after": {"average_precisions": precisions}, "before": {"average_precisions": before or []}}
-                metrics |= {"reranks": reranks} if reranks else {}
-                metrics |= {"measured": measured} if measured else {}
+                metrics = {"format_version": 1, "average_precisions": precisions, "measured": measured or {}}
+                metrics |= {"generation": "g", "queries_sha256": queries, "reranks": reranks}
                 (writer.path / "metrics.json").write_text(json.dumps(metrics))
             for file in files:
                 (writer.path / file).write_bytes(b"weights")

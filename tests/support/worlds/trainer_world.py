@@ -32,7 +32,7 @@ from services.index.settings import IndexSettings
 from services.kit.server import GrpcServer
 from services.sampler.__main__ import build as build_sampler
 from services.sampler.settings import SamplerSettings
-from services.store.artifacts import ArtifactStore
+from services.store.artifacts import Artifact, ArtifactStore
 from services.trainer.__main__ import build
 from services.trainer.evaluation.protocol import EvaluationQuery
 from services.trainer.jobs.files import ComputeOptions, JobFiles, TrainingPlan
@@ -148,6 +148,7 @@ def space_in(root: Path, base: Path, version: str, pooling: str = "") -> Space:
 
 def _request(artifacts: Path, base: Path, pooling: str = "") -> dict[str, Any]:
     options = {"max_tokens": 64, "query_prefix": "", "premise_prefix": "", "pooling": pooling}
+    options |= {"premise_precision": "float32", "fp16": False}
     return {"artifacts_dir": str(artifacts), "directory": str(base), "base_model": str(base), **options}
 
 
@@ -199,6 +200,13 @@ def make_job(space: Space, corpus: str, tmp_path: Path) -> MakeJob:
         return files
 
     return make
+
+
+def maps_of(artifact: Artifact) -> tuple[float, float]:
+    """The strict MAP on a job's validation queries: of what it began with, and of the checkpoint that it made."""
+    metrics = json.loads(artifact.file("metrics.json").read_bytes())
+    before, after = metrics["measured"][artifact.meta["base_version"]], metrics["average_precisions"]
+    return float(np.mean(before)), float(np.mean(after))
 
 
 def load(files: JobFiles) -> Any:

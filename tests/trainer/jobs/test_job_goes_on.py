@@ -185,32 +185,28 @@ DAMAGE = {
 async def test_inputs_that_are_damaged_before_anything_is_learned_are_written_anew(bench: Bench, monkeypatch, lost):
     files = JobFiles(bench.directory)
     files.write_inputs(BEFORE, [])
-    path = bench.directory / "pairs.jsonl"
+    path = bench.directory / "inputs.jsonl"
     path.write_bytes(DAMAGE[lost](path.read_bytes()))
     assert await failed_again(bench, monkeypatch) == "as always"
     assert list(files.pairs()) == (BEFORE if lost == "nothing" else SINCE)
     assert files.plan().serving == ("base", "cross-encoders: False"), "which it measures beside its own version"
 
 
-@pytest.mark.parametrize("name", ["pairs.jsonl", "validation.jsonl"])
-async def test_a_job_that_has_learned_from_an_input_damaged_since_fails_with_its_name(bench: Bench, monkeypatch, name):
-    JobFiles(bench.directory).write_inputs(BEFORE, [EvaluationQuery("q", ("a premise",))])
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("name", ["inputs.jsonl", "inputs.json"])
+async def test_a_job_that_has_learned_from_inputs_damaged_or_lost_since_fails_with_their_name(
+    bench: Bench, monkeypatch, name: str, is_there: bool
+):
+    files, path = JobFiles(bench.directory), bench.directory / name
+    files.write_inputs(BEFORE, [EvaluationQuery("q", ("a premise",))])
     (bench.directory / "epoch.safetensors").touch()
-    (bench.directory / name).write_text('["q", "p')
+    path.write_text('["q", "p') if is_there else path.unlink()
     error = await failed_again(bench, monkeypatch)
-    assert error.startswith(f"{bench.directory / name} is missing or damaged, and the job has learned from these")
-
-
-async def test_a_job_that_has_learned_and_lost_the_hashes_of_its_inputs_fails(bench: Bench, monkeypatch):
-    files = JobFiles(bench.directory)
-    files.write_inputs(BEFORE, [])
-    (bench.directory / "inputs.json").unlink()
-    (bench.directory / "epoch.safetensors").touch()
-    error = await failed_again(bench, monkeypatch)
-    assert error.startswith(f"{bench.directory / 'inputs.json'} is missing or damaged, and the job has learned")
-    (bench.directory / "pairs.jsonl").write_text('["q", "p')
-    with pytest.raises(errors.DataLoss, match=r"pairs.jsonl cannot be read at line 1 .*; start a new job$"):
-        list(files.pairs())
+    told = "or its hash, inputs.json, is missing or damaged, and the job has learned from it"
+    assert error.startswith(f"{bench.directory / 'inputs.jsonl'} {told}")
+    if name == "inputs.jsonl" and is_there:
+        with pytest.raises(errors.DataLoss, match=r"inputs.jsonl cannot be read at line 1 .*; start a new job$"):
+            list(files.pairs())
 
 
 async def test_a_progress_that_a_power_cut_has_emptied_does_not_end_a_job(bench: Bench, monkeypatch):

@@ -65,7 +65,7 @@ async def test_asked_for_only_better_it_publishes_nothing_else(world: World):
     good = await world.checkpoint("good", GOOD)
     about = await world.checkpoint("about", [*GOOD[1:], GOOD[0] - 0.01])
     better = await world.checkpoint("better", [min(1.0, value + 0.15) for value in GOOD])
-    first = await world.checkpoint("first", GOOD, base_version=world.space.version, before=BAD)
+    first = await world.checkpoint("first", GOOD, measured={world.space.version: BAD})
     few = await world.checkpoint("few", [1.0] * 9)
     (compared,) = (await world.registry.publish(first, only_better=True)).comparisons
     assert (compared.outcome, compared.p_better < 0.01) == (values.Outcome.BETTER, True)
@@ -104,7 +104,7 @@ async def test_what_serves_is_compared_by_what_the_candidates_job_measured(world
 
 @pytest.mark.parametrize("queries", [1, 5, FEWEST - 1])
 async def test_with_few_queries_the_answer_says_that_they_are_too_few(world: World, queries: int):
-    few = await world.checkpoint("few", [0.0] * queries, base_version=world.space.version, before=[1.0] * queries)
+    few = await world.checkpoint("few", [0.0] * queries, measured={world.space.version: [1.0] * queries})
     gate = await world.registry.publish(few)
     assert (gate.comparisons, f"too few validation queries: {queries}" in gate.not_compared) == ((), True)
 

@@ -178,8 +178,8 @@ async def test_a_corpus_with_other_premises_by_now_is_refused_unless_forced(
 
 async def test_a_tandem_that_is_measurably_worse_is_refused(world: TandemWorld) -> None:
     bad, good = [0.3 + 0.01 * n for n in range(10)], [0.8 + 0.01 * n for n in range(10)]
-    metrics = {"format_version": 1, "generation": "g", "queries_sha256": "x", "base_version": world.space.version}
-    metrics |= {"before": {"average_precisions": good}, "after": {"average_precisions": bad}}
+    metrics = {"format_version": 1, "generation": "g", "queries_sha256": "x"}
+    metrics |= {"average_precisions": bad, "measured": {world.space.version: good}}
     made = make_pair(world.space, 9, metrics)
     tandem, before = await world.tandem(made), await world.served()
     with pytest.raises(errors.FailedPrecondition, match="paired randomisation test") as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from services.trainer.train.encoder import Encoders, tensors_of
 from services.trainer.train.loop import Learner
 from services.trainer.train.objectives import classified, ordinals_of
 from support.models.base_model_vectors import served
-from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, VALIDATION, MakeJob, Space, load, result_of
+from support.worlds.trainer_world import FACTS, PAIRS, QUERIES, MakeJob, Space, load, maps_of, result_of
 
 PAIRED = ["SIAMESE", "DUAL"]
 
@@ -126,15 +125,14 @@ def test_a_job_leaves_a_pair_that_the_encoder_accepts_in_a_space_of_its_own(spac
     assert premise.meta["space_id"] == space_id_of(premise.path, task.inputs.spec)
     for artifact in artifacts:
         assert served(artifact).version == artifact.id
-    metrics = json.loads(query.file("metrics.json").read_bytes())
-    assert metrics["after"]["strict"]["MAP"] > metrics["before"]["strict"]["MAP"] + 0.05
+    before, after = maps_of(query)
+    assert after > before + 0.05
     # what the manifest says of the pair is what its two files give
     made = [task._encoder(load_file(artifact.file("model.safetensors"))) for artifact in artifacts]
     report, _ = task.judged(Encoders(*made))
     assert report is not None
-    assert report.strict.map == pytest.approx(metrics["after"]["strict"]["MAP"], abs=1e-6)
+    assert report.strict.map == pytest.approx(after, abs=1e-6)
     frozen, _ = task.judged(Encoders(made[0]))
     assert frozen is not None
     assert frozen.strict.map != report.strict.map, "against premises of the old space it is another encoder"
     assert query.meta["lineage"]["mode"] == mode
-    assert len(VALIDATION) == len(metrics["after"]["average_precisions"])

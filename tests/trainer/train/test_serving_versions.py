@@ -35,8 +35,8 @@ def test_what_serves_is_measured_on_the_jobs_queries_in_whatever_order_they_come
     serving, itself = metrics_of(space, make_job(epochs=2, means=FAST, **first))
     files = make_job(epochs=1, means=FAST, validation=VALIDATION[::-1], seed=1, **second)
     _, metrics = metrics_of(space, files, space.version, serving, "qgone")
-    assert list(metrics["measured"]) == [serving], "the base is measured before, and what is gone fails no job"
-    assert metrics["measured"][serving] == pytest.approx(itself["after"]["average_precisions"])
+    assert list(metrics["measured"]) == [space.version, serving], "what is gone fails no job"
+    assert metrics["measured"][serving] == pytest.approx(itself["average_precisions"])
     assert metrics["queries_sha256"] == itself["queries_sha256"]
 
 

@@ -70,5 +70,5 @@ def test_a_jobs_inputs_are_written_as_they_come(tmp_path: Path):
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (tmp_path / "job" / "pairs.jsonl").stat().st_size > 9_000_000
+    assert (tmp_path / "job" / "inputs.jsonl").stat().st_size > 9_000_000
     assert most_bytes < 3_000_000, "hashing alone takes two blocks of 1 MiB"
