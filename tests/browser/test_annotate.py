@@ -1,4 +1,4 @@
-"""People build trees in a real browser: by keys alone, by mouse alone, together, and through failures."""
+"""People build trees in a real browser: by keys alone, together, and through failures."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ log = get(__name__)
 
 PATIENCE_S = 300.0  # for encoders that are away or load slowly
 LABEL = "job-"
-_OF_BUILD = re.compile(rf"{LABEL}([0-9a-f]+)-[0-9a-f]{{8}}")
+_OF_BUILD = re.compile(rf"{LABEL}([0-9a-f]{{16}})-[0-9a-f]{{8}}")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class TandemWorld:
         config = JobConfig(corpus=self.corpus, run_ids=("r",), mode="DUAL", loss="TRIPLET_MARGIN")
         now = datetime.now(UTC)
         options = {"generation": self.base, "state": "RUNNING", "error": "", "progress": JobProgress(), "version": ""}
-        return Job(uuid.uuid4().hex[:8], config, created_at=now, ended_at=None, **{**options, **fields})
+        return Job(uuid.uuid4().hex[:16], config, created_at=now, ended_at=None, **{**options, **fields})
 
     async def tandem(self, made: TandemCheckpoints, job: Job | None = None) -> Tandem:
         """Has the generation built, as the last step of a job does."""

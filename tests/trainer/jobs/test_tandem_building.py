@@ -104,7 +104,7 @@ async def test_labels_of_jobs_that_have_ended_or_were_deleted_are_swept_but_none
     await world.rows.checkpoints.set_space(pairs[0].space_id, pairs[0].premise_version)
     store: Any = world.building._jobs
     await store.create(job, [])
-    others = sorted(["job-0123456789abcdef", f"job-{job.id}", "job-of-somebody"])
+    others = sorted(["job-0123456789abcdef", f"job-{job.id}", "job-of-somebody", "job-7-20261130"])
     for label in (f"job-{job.id}-01234567", "job-0123456789abcdef-01234567", *others):
         await world.rows.set_label(pairs[0].space_id, label, pairs[0].version)
     sweeping = TandemBuilder(world.rows, world.index, world.tandems, store, world.space.store)
