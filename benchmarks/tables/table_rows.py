@@ -54,7 +54,7 @@ FAITHFUL: Mapping[str, Any] = {
 }
 # Where premises are trained too, a query's triplets have some twenty texts to encode, and a step of FAITHFUL takes ten
 # seconds of a core: batches have 32 triplets, and an epoch is a new random part of them, but for rows in ALL_TRIPLETS.
-ALL_TRIPLETS = {"tml-dual"}
+ALL_TRIPLETS = {"tml-dual", "tml-siamese"}
 BOTH_SIDES: Mapping[str, Any] = {
     **FAITHFUL,
     "batching": "BATCHING_ITEMS",
