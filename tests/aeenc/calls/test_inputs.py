@@ -120,6 +120,19 @@ async def test_what_no_message_can_hold_is_refused_by_its_parameter_and_place(
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda index: index.verify(),
+        lambda index: index.verify("c", no=1),
+        lambda index: anext(index.list_generations()),
+    ],
+)
+async def test_arguments_that_a_method_does_not_take_are_refused_by_its_name(asked: Asked, call: Any) -> None:
+    with pytest.raises(TypeError, match=r"^IndexClient\.(verify|list_generations)\(\) .*'(corpus|no)'$"):
+        await call(asked.index)
+
+
+@pytest.mark.parametrize(
     "client", [EncoderClient, IndexClient, SamplerClient, TrainerClient, RegistryClient, PeopleClient]
 )
 async def test_a_value_of_no_type_is_refused_by_the_name_that_its_parameter_has(client: Any) -> None:

@@ -1,4 +1,4 @@
-"""Methods of the typed clients that are one RPC: a signature, whose parameters are the request's fields, and its words.
+"""Methods of clients that are one RPC: a signature, whose parameters are the request's fields, and a docstring.
 
     @rpc(sampler_pb2.GetRunRequest, value("Run", "run"))
     async def get_run(self, run_id: str) -> values.Run:
@@ -59,8 +59,8 @@ def rpc(
 
     A method that returns an AsyncIterator reads each message of a stream or, with `pages`, each item in this field of
     all pages. `made` turns what is given for a field into what it holds. `options` are those of `Channel.unary` or
-    `stream`; a parameter `timeout_s` goes before that in them, and a call that waits may take longer than it waits. The
-    request of a change gets an id of its own where the caller gives none, so that it may be repeated.
+    `stream`. A parameter `timeout_s` of the method overrides theirs; the limit of a call with `wait_s` is that and
+    WAIT_MARGIN_S. The request of a change gets an id where the caller gives none, so that it may be repeated.
     """
     name, known = kind.__name__.removesuffix("Request").rpartition("Service")[2], kind.DESCRIPTOR.fields_by_name
 
@@ -68,7 +68,10 @@ def rpc(
         parameters = signature(method)
 
         def begun(client: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Channel, Any, Any, Any]:
-            bound = parameters.bind(client, *args, **given)
+            try:
+                bound = parameters.bind(client, *args, **given)
+            except TypeError as error:
+                raise TypeError(f"{method.__qualname__}() {error}") from None  # as Python itself does
             bound.apply_defaults()
             _, *arguments = bound.arguments.items()
             fields = {one if one in known else _FIELDS.get(one, one): value for one, value in arguments}
