@@ -19,7 +19,7 @@ _random = random.Random()  # noqa: S311 -- names, no secrets; asking the system 
 
 
 class Call:
-    """A call that is being answered, of a `Method` of `interceptors`, by the `Caller` that the gate let in.
+    """A call that is being answered: its `Method` of `interceptors`, and the `Caller` that the gate let in.
 
     `refusal` is why nobody may make it, or go on with it; `about` holds its names, for the audit trail; `held_bytes`
     are counted for its request, None once it has ended. `reads_whole` says that its handler keeps the messages of its

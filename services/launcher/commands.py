@@ -187,7 +187,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _oracles(known: Mapping[str, str], given: Sequence[str]) -> dict[str, str]:
-    """Adds the oracles given to those known."""
+    """Adds the oracles given to those known; one that is given as `NAME=` is forgotten."""
     oracles = dict(known)
     for text in given:
         name, equals, target = text.partition("=")

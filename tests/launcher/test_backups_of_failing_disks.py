@@ -41,7 +41,7 @@ async def test_what_lacks_files_already_is_named_and_all_else_is_saved(here: Dep
     made = await here.back_up(tmp_path / "backup.tar")
     assert made.damaged == (
         f"checkpoints/{lost.id} has no files, though checkpoint {lost.id} is registered",
-        f"{folder_of(CORPUS)}/{generation}/vectors.npy does not have its sha256",
+        f"{folder_of(CORPUS)}/{generation}/vectors.npy does not have the sha256 recorded for it",
     )
     assert f"artifacts/checkpoints/{kept.id}/{MANIFEST}" in opened(tmp_path / "backup.tar").files
 
@@ -53,7 +53,7 @@ async def test_a_manifest_that_is_not_the_registered_one_is_named_and_all_else_c
     manifest = here.store.path("checkpoints", made.id) / MANIFEST
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created_at": "2020-01-01T00:00:00+00:00"}))
     backup = await here.back_up(tmp_path / "backup.tar")
-    assert backup.damaged == (f"checkpoints/{made.id}/{MANIFEST} does not have its sha256",)
+    assert backup.damaged == (f"checkpoints/{made.id}/{MANIFEST} does not have the sha256 recorded for it",)
     await restore(there.redis, there.store, opened(tmp_path / "backup.tar"))
     assert read_active(there.store, CORPUS) == generation
 

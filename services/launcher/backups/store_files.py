@@ -41,7 +41,7 @@ def copy_artifact(name: str, hold: Hold, backup: BackupWriter, registered_sha256
             damaged.append(f"{name}/{part} cannot be read ({error.strerror})")
         else:
             if sha256 and copied.sha256 != sha256:
-                damaged.append(f"{name}/{part} does not have its sha256")
+                damaged.append(f"{name}/{part} does not have the sha256 recorded for it")
     return damaged if files or damaged else [f"{name}/{MANIFEST} cannot be read"]
 
 

@@ -1,6 +1,6 @@
-"""Settings of a program from flags and the environment, as services and the servers of HTTP before them read them.
+"""Settings of a program from flags and the environment, for the services and the HTTP servers in front of them.
 
-Needs pydantic-settings, which whoever has such settings brings.
+Needs pydantic-settings, which the SDK does not install.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def message(kind: Callable[P, MessageT], /, *args: P.args, **fields: P.kwargs) -
 
 
 def mirrored(kind: type[MessageT], source: object, **others: Any) -> MessageT:
-    """Makes a message of what `source` has under the names of its fields; `others` go before that. Raises as `message`.
+    """Makes a message of what `source` has under the names of its fields, unless `others` has it. Raises as `message`.
 
     For values whose attributes are called as the contract calls them.
     """
