@@ -222,6 +222,18 @@ def test_threads_that_want_one_artifact_fetch_it_once(host: Any, monkeypatch: py
     assert fetched == [f"{FOLDER}/{written.id}/a"]
 
 
+def test_a_copy_that_another_process_has_just_fetched_is_taken(host: Any, monkeypatch: pytest.MonkeyPatch):
+    written, download = pushed(host("one"), a="some"), Bucket.download
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(Bucket, "download", download)
+        assert host("two").open(FOLDER, written.id).id == written.id
+        download(*arguments)
+
+    monkeypatch.setattr(Bucket, "download", overtaken)
+    assert host("two").open(FOLDER, written.id).id == written.id
+
+
 def test_the_cache_keeps_its_bound_and_what_is_held_or_nowhere_else(host: Any):
     one = host("one")
     held, oldest, newest = (pushed(one, a=name * 10_000) for name in "abc")

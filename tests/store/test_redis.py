@@ -44,12 +44,19 @@ async def test_an_error_in_a_script_is_a_bug_and_no_outage(redis_url: str, names
 async def test_a_full_memory_and_a_script_that_runs_into_it_are_an_outage(redis_admin_url: str, namespace: str):
     redis = connect(redis_admin_url)
     script = "return redis.call('SET', KEYS[1], ARGV[1])"
+    pipe = redis.pipeline(transaction=False)
+    await run_script(pipe, script, [namespace], ["x"])
     await redis.config_set("maxmemory", "1")
     try:
-        for call in (lambda: redis.set(namespace, "x"), lambda: run_script(redis, script, [namespace], ["x"])):
-            with pytest.raises(errors.Unavailable, match=r"cannot count: .*maxmemory.*; give it more memory"):
+        for call in (
+            lambda: redis.set(namespace, "x"),
+            lambda: run_script(redis, script, [namespace], ["x"]),
+            pipe.execute,
+        ):
+            with pytest.raises(errors.Unavailable, match=r"cannot count: .*maxmemory.*; give it more memory") as caught:
                 async with unavailable_if_down("count"):
                     await call()
+            assert "redis.call" not in caught.value.message, "what was sent has texts of people"
     finally:
         await redis.config_set("maxmemory", "0")
         await redis.aclose()

@@ -129,14 +129,32 @@ async def test_a_job_that_waits_is_no_longer_told_of_once_it_is_cancelled_or_tak
 
 
 ALWAYS_ENDS = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+ENDS_AFTER_EACH_EPOCH = """
+import json, os, pathlib, signal, sys
+directory = pathlib.Path(sys.argv[1])
+progress = directory / "progress.json"
+done = json.loads(progress.read_text())["epochs_done"] + 1 if progress.exists() else 1
+progress.write_text(json.dumps({"epochs_done": done}))
+if done == 6:
+    (directory / "result.json").write_text(json.dumps({"version": "v1"}))
+else:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
 
 
-async def test_a_job_whose_process_is_asked_to_end_again_and_again_fails_with_a_remedy(bench: Bench, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "state", "starts"),
+    [(ALWAYS_ENDS, "FAILED", 5), (ENDS_AFTER_EACH_EPOCH, "SUCCEEDED", 6)],
+    ids=["nothing done", "epochs done"],
+)
+async def test_a_job_whose_process_is_asked_to_end_again_and_again_fails_with_a_remedy_unless_it_finishes_epochs(
+    bench: Bench, monkeypatch, script: str, state: str, starts: int
+):
     monkeypatch.setattr(runner, "FIRST_S", 0.01)
-    children = starting(monkeypatch, ALWAYS_ENDS)
+    children = starting(monkeypatch, script)
     bench.runner.start()
-    assert "asked to end 5 times (signal 15)" in (await bench.until("FAILED")).error
-    assert len(children) == 5
+    assert ("asked to end 5 times (signal 15)" in (await bench.until(state)).error) is (state == "FAILED")
+    assert len(children) == starts
 
 
 async def test_a_tandem_whose_generation_is_deleted_meanwhile_fails_with_its_name_and_the_remedy(

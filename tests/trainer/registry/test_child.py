@@ -104,6 +104,14 @@ async def test_the_threads_of_a_job_that_wait_soon_leave_the_core_to_others_unle
     await child.end()
 
 
+async def test_a_child_that_died_has_not_answered_with_the_result_of_an_earlier_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "model.result").write_text('{"version": "another"}')
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert await Child.answer("pretrained", tmp_path / "model.json", {}) == {"error": describe_exit(1)}
+
+
 async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path: Path):
     ready = tmp_path / "ready"
     child = Child(sys.executable, "-c", DEAF, str(ready))
