@@ -1,4 +1,7 @@
-"""Retries: a call that changes something keeps its request id; a list is sent whole again, an iterator is not."""
+"""Retries: a call that changes something keeps its request id; a list is sent whole again, an iterator is not.
+
+And how long a call may take, of those that take longer than others.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +83,7 @@ class Shaky:
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.sent: list[list[Any]] = []  # the messages of each call
+        self.left_s: list[float] = []
 
     def handler(self, service: Any) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -91,6 +95,7 @@ class Shaky:
 
         async def answer(messages: list[Any], context: Any) -> Any:
             self.sent.append(messages)
+            self.left_s.append(context.time_remaining())
             self.keys.append(key_of(messages[0]))
             if len(self.keys) == 1:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke before the answer came")
@@ -155,3 +160,20 @@ async def test_a_call_that_changes_something_is_repeated_under_the_same_id(name:
     first, repeated, second = shaky.keys
     assert first == repeated != ""
     assert second not in {first, ""}, "another call is another request"
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "call"),
+    [
+        (600, CALLS["ActivateGeneration"]),
+        (3600, lambda channel: IndexClient(channel).verify("science")),
+        (120, lambda channel: PeopleClient(channel).get_agreement("r")),
+        (90, lambda channel: PeopleClient(channel).get_agreement("r", timeout_s=90)),
+        (215, lambda channel: RegistryClient(channel).publish("q1", wait_s=200)),
+        (15, lambda channel: RegistryClient(channel).rollback(wait_s=-200)),
+    ],
+)
+async def test_a_call_may_take_as_long_as_what_it_waits_for(limit_s: float, call: Callable[..., Any]) -> None:
+    async with connected(register, shaky := Shaky()) as channel:
+        await call(channel)
+    assert shaky.left_s[0] == pytest.approx(limit_s, rel=0.05), "gRPC rounds long ones"
