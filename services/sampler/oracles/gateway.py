@@ -48,7 +48,8 @@ class _CallReport:
     """The result of some calls: the tasks answered, those that are not, why, and whether the last call came back.
 
     `pause_s` is how long the oracle asked to be left alone; `alone` says when each task, by id, was last asked alone.
-    `connected` is false where no server was connected before a failed call, or after it: the server may have come back.
+    `connected` is false where no server was connected after a failed call, or before one that failed as UNAVAILABLE:
+    the server may have come back.
     """
 
     answered: list[NodeAnswer]
@@ -334,7 +335,7 @@ class OracleGateway(Gateway):
         patience_s = settings.patience_s if self.last_answer_at else min(settings.patience_s, FIRST_PATIENCE_S)
         try:
             async with self._places, self._breaker.call(patience_s):
-                connected = self._client.connected
+                was_connected = self._client.connected
                 with self._metrics.call(self.name):
                     answers = await self._client.judge(run_id, tasks, timeout_s=settings.timeout_s)
         except BreakerDown as down:
@@ -346,7 +347,7 @@ class OracleGateway(Gateway):
         except errors.AeencError as error:
             self._last_reason = error.message
             pause_s = min(error.retry_after_s or 0.0, MAX_ASKED_PAUSE_S)
-            connected &= self._client.connected
+            connected = self._client.connected and (was_connected or not isinstance(error, errors.Unavailable))
             return _CallReport([], list(tasks), error.message, replied=False, connected=connected, pause_s=pause_s)
         read = read_answers(tasks, answers, self.name)
         if read:

@@ -70,6 +70,13 @@ async def test_a_server_that_is_back_by_the_time_that_a_call_has_failed_was_away
     assert (run.state, run.progress.nodes_failed) == (SUCCEEDED, 0)
 
 
+async def test_the_first_call_of_a_sampler_counts_where_a_server_has_refused_it(world: SamplerWorld):
+    world.oracle.status = grpc.StatusCode.INTERNAL
+    async with world.sampler(oracle={"max_attempts": 1}) as client:
+        assert (await finish(client, hypotheses=HYPOTHESES[:1], max_depth=0)).state == FAILED
+    assert world.oracle.calls == 1
+
+
 async def test_a_run_waits_and_says_so_while_an_oracle_fails_everybody(
     world: SamplerWorld, monkeypatch: pytest.MonkeyPatch
 ):
