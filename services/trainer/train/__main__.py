@@ -1,8 +1,8 @@
 """The trainer's child process, `python -m services.trainer.train COMMAND …`; it ends when its parent does.
 
 Commands: `job DIR`; `rank DIR NUMBER`, further processes of a job; `pretrained REQUEST` and `cross-encoder REQUEST`,
-exports; `device REQUEST`. torch is loaded only here, and only where something is computed or traced
-with it, so the trainer keeps answering while a job computes, and a job killed for memory takes nothing else along.
+exports; `device REQUEST`. torch is loaded only here, and only where something is computed or traced with it, so the
+trainer keeps answering while a job computes, and a job killed for memory takes nothing else along.
 """
 
 from __future__ import annotations
