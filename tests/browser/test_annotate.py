@@ -1,4 +1,4 @@
-"""People build trees in a real browser: by keys alone, together, and through failures."""
+"""People build trees in a real browser: by keys alone, by mouse alone, together, and through failures."""
 
 from __future__ import annotations
 
@@ -81,6 +81,27 @@ async def test_a_tree_is_built_by_keys_alone(bench: Any) -> None:
             "DOES_NOT_EXPLAIN",
         ]
         assert [one.leaf for one in below.answers[0].verdicts] == [False, True, False, False]
+
+
+async def test_a_tree_is_built_by_mouse_alone(bench: Any) -> None:
+    async with bench() as at:
+        run_id = await at.run(["hypothesis 0"], max_depth=0)
+        page = await at.window("ann", shows="hypothesis 0")
+        third = page.get_by_role("button", name="Accept candidate 3")
+        await third.click()
+        assert await third.get_attribute("aria-pressed") == "true"
+        await page.get_by_role("button", name="Search").first.click()
+        await page.get_by_role("button", name="Search", exact=True).first.click()
+        found = page.get_by_role("region", name="Search the corpus")
+        await found.get_by_role("button", name="Add", exact=True).first.click()
+        await page.get_by_role("list", name="Added").wait_for()
+        await page.get_by_role("button", name="Submit").click()
+        await page.get_by_role("button", name="Go on now").click()
+        await asyncio.wait_for(at.sampler.wait(run_id), 30)
+        [task] = await tasks(at.people, run_id)
+        [answer] = task.answers
+        assert [one.judgement.name for one in answer.verdicts].count("EXPLAINS") == 1
+        assert len(answer.additions) == 1
 
 
 async def test_a_written_intermediate_becomes_a_node_with_candidates_of_its_own(bench: Any) -> None:
