@@ -247,17 +247,18 @@ def raising_unavailable(noun: str) -> Callable[[type[T]], type[T]]:
 
 
 def _remedy(error: exceptions.RedisError) -> str:
+    said = _said(error)
     if isinstance(error, NotReplicated):
         return "start a replica, then repeat the call with its request id"
     if isinstance(error, MasterNotFoundError):
         return "Sentinel knows no master now; repeat the call when it has chosen one"
-    if isinstance(error, exceptions.AuthenticationError) or "username-password" in str(error):
+    if isinstance(error, exceptions.AuthenticationError) or "username-password" in said:
         return "check the user and REDIS_PASSWORD or REDIS_PASSWORD_FILE"
     if isinstance(error, exceptions.NoPermissionError):
         return "give the user the rights that docs/operations.md names"
-    if "DB index" in str(error):
+    if "DB index" in said:
         return "correct the number at the end of REDIS_URL"
-    if "maxmemory" in str(error):
+    if "maxmemory" in said:
         return "give it more memory (maxmemory), or delete runs and jobs that are over, then repeat the call"
     return "is it running and its disk not full?"
 
