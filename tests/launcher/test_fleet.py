@@ -265,7 +265,11 @@ def test_other_options_restart_all_and_with_tokens_the_services_want_them_and_kn
 
 @pytest.mark.slow
 def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.Client):
-    labels = {(label.name, label.versions) for label in client.registry.list_labels()}
+    def labels() -> set[Any]:  # those of runs go some time after their end
+        listed = client.registry.list_labels()
+        return {(one.name, one.versions) for one in listed if not one.name.startswith("run-")}
+
+    before = labels()
     fleet = Fleet(home)
     processes = fleet.running()
     assert set(fleet.down()) == set(processes)
@@ -276,5 +280,5 @@ def test_down_ends_everything_and_up_finds_the_state(home: Path, client: aeenc.C
     command = [aeenc_script, "--json", "up", "--home", str(home)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=50, check=True)
     assert json.loads(done.stdout)["targets"] == fleet.targets()
-    assert {(label.name, label.versions) for label in client.registry.list_labels()} == labels
+    assert labels() == before != set()
     assert len(client.index.retrieve("facts", ["the sun"], k=3)[0]) == 3

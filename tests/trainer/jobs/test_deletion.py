@@ -266,7 +266,7 @@ async def test_a_label_that_a_killed_build_has_left_goes_in_the_round_after_its_
     await world.rows.checkpoints.set_space(space_id, pairs[0].premise_version)
     async with second() as trainer:
         await trainer.jobs.create(job, [])
-        await world.rows.set_label(space_id, f"job-{job.id}-old", pairs[0].version)
+        await world.rows.set_label(space_id, f"job-{job.id}-0a1b2c3d", pairs[0].version)
         await world.building.sweep()
         assert await world.rows.labels(space_id), "its job is live"
         await trainer.client.cancel(job.id)
