@@ -364,7 +364,10 @@ class ArtifactStore:
     def sweep(self, folder: str) -> bool:
         """Removes the rest of killed writers and deletions. Returns False, and does nothing, while somebody writes."""
         with self._nobody_writes(folder) as alone:
-            for left in self._left(folder) if alone else ():
+            found = self._left(folder) if alone else ()
+            if found:  # whoever hides one of them may not have made that durable yet
+                sync_directory(self.root / folder)
+            for left in found:
                 left.unlink() if left.is_symlink() else _remove_unread(left)
         return alone
 

@@ -15,8 +15,8 @@ from aeenc import errors
 from services.corpus.active import moving, read_active
 from services.store import artifacts
 from services.store.artifacts import LOCK, MANIFEST, Artifact, ArtifactStore, read_manifest
-from services.store.files import Documents
-from support.torn_disk import full_disk
+from services.store.files import Documents, sync_directory
+from support.torn_disk import TornDisk, full_disk
 
 FOLDER = "checkpoints"
 
@@ -238,6 +238,26 @@ def test_a_sweep_removes_what_killed_writers_left_and_nothing_else(artifact_stor
     assert artifact_store.sweep(FOLDER)
     assert artifact_store.sweep("none such")
     assert names(artifact_store.root / FOLDER) == [artifact.id]
+
+
+def test_a_sweep_beside_a_deletion_leaves_no_half_of_it_to_a_power_cut(
+    artifact_store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = commit(artifact_store, {"a": "one", "b": "two"})
+
+    def swept_before(folder: Path) -> None:
+        monkeypatch.setattr(artifacts, "sync_directory", sync_directory)
+        assert artifact_store.sweep(FOLDER)
+        sync_directory(folder)
+
+    with TornDisk(artifact_store.root) as disk:
+        monkeypatch.setattr(artifacts, "sync_directory", swept_before)
+        artifact_store.delete(FOLDER, deleted.id)
+    for number, state in enumerate(disk.states()):
+        state.lay_out(tmp_path / f"{number}")
+        store = ArtifactStore(tmp_path / f"{number}")
+        for artifact_id in store.list(FOLDER):
+            store.open(FOLDER, artifact_id, verify="full")
 
 
 def test_a_full_disk_leaves_nothing_visible(artifact_store: ArtifactStore, tmp_path: Path) -> None:

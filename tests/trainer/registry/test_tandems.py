@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -15,6 +16,7 @@ from aeenc.v1 import registry_pb2, registry_pb2_grpc, types_pb2
 from services.corpus.generation import VECTORS, folder_of
 from services.index.__main__ import build as build_index
 from services.index.settings import IndexSettings
+from services.store.registry import Registry
 from services.store.requests import Request, Requests
 from services.trainer.registry import tandems as publication
 from services.trainer.registry.rollout import await_all
@@ -287,10 +289,13 @@ async def test_a_space_that_an_index_process_still_serves_is_not_closed(
 
 
 async def test_a_version_of_the_space_that_serves_is_published_by_its_label_alone(
-    world: TandemWorld, pairs: list[TandemCheckpoints]
+    world: TandemWorld, pairs: list[TandemCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tandem = await world.tandem(pairs[0])
-    await world.registry.publish(tandem.version, wait_s=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "best_precision", AsyncMock(return_value="int8"))
+        await world.registry.publish(tandem.version, precision="float32", wait_s=20)
+    assert (await world.rows.label(tandem.space_id, "stable")).precision == "float32", "as it was asked for"
     stub = registry_pb2_grpc.RegistryAdminServiceStub(world.trainer.channel.grpc)
     request = registry_pb2.PublishRequest(versions=[pairs[0].premise_version], request_id="once")
     request.wait.FromSeconds(20)
