@@ -83,9 +83,9 @@ def with_several_gold(standard: GoldStandard) -> GoldStandard:
 
 
 def told_apart(several: GoldStandard, before: Sequence[Ranks]) -> tuple[list[int], GoldStandard, list[Ranks]]:
-    """Parts the gold premise of each query that ranked best before, an ordinal, from the others.
+    """Splits the gold premises of each query: the ordinal of the one that ranked best, and the others.
 
-    The ranks that it returns are those of the others, while nothing is told and the best one is no candidate.
+    Also returns the ranks of the others when nothing is told and the best one is not a candidate.
     """
     told = [int(np.argmin(ranks)) for ranks in before]
     ordinals = [int(gold[one]) for gold, one in zip(several.gold, told, strict=True)]

@@ -1,4 +1,4 @@
-"""What the servers of HTTP share: settings that stop a start say which."""
+"""Gateway and workbench share their settings: an invalid one stops the start and is named."""
 
 from __future__ import annotations
 
